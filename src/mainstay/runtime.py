@@ -78,6 +78,7 @@ from mainstay.sessions.watch import SWEEP_SECONDS, TurnWatch, could_work, see_to
 from mainstay.stores import open_store
 from mainstay.stores.os_process import exhaustion_is_typed
 from mainstay.tools.dispatcher import CallPorts, Dispatcher
+from mainstay.tools.waiting import PARK_AFTER
 
 R = TypeVar("R")
 
@@ -113,6 +114,7 @@ class Runtime:
         input_secret: bytes | str | None = None,
         recover: bool = True,
         grace: float | None = GRACE,
+        park_after: float | None = PARK_AFTER,
         lease: LeaseTerms | None = None,
         models: Mapping[str, Any] | None = None,
         rate_limits: Mapping[str, RateLimit] | None = None,
@@ -138,6 +140,7 @@ class Runtime:
         self._deps = deps if self._make_deps is None else None
         self._recover = validate.flag(recover, "recover", InvalidDefinition)
         self._grace = validate.seconds(grace, "grace", InvalidDefinition)
+        self._park_after = validate.seconds(park_after, "park_after", InvalidDefinition)
         self._concurrency = validate.count(concurrency, "concurrency", 1, InvalidDefinition)
         self._cache_bytes = validate.count(cache_bytes, "cache_bytes", 0, InvalidDefinition)
         self._models = {} if models is None else checked_models(models)
@@ -256,9 +259,12 @@ class Runtime:
         feed = Feed(worker.id, clock.monotonic)
         calls = CallPorts(
             services=lambda run: SessionHost(parts, run.scope.session_id, run.agent.name, run),
-            handles=lambda run, call_id: environments.for_call(run, call_id),
+            handles=lambda run, call_id, parking: environments.for_call(run, call_id, parking),
         )
-        dispatcher = Dispatcher(store, worker, clock, random, self._deps, calls, self._make_deps)
+        dispatcher = Dispatcher(
+            store, worker, clock, random, self._deps, calls, self._make_deps,
+            self._park_after if self._recover else None,  # else no Runtime might end its waits in time
+        )  # fmt: skip
         archive = Archive(store, definitions)
         cache: SessionCache[SessionTask] = SessionCache(archive, self._cache_bytes)
         outcomes = TurnOutcomes(store, worker, definitions, cache, archive, dispatcher.deadlocks, activity)
@@ -338,6 +344,8 @@ class Runtime:
 
         def changed(row: ProcessRow) -> None:
             activity.changed.set()
+            if row.id in turns.parked.waiting and (not row.live or row.stuck is not None):
+                turns.process_ended(row.id)
             wakes.of(row)
             process_feed.of(row)
             tasks.of(row)
@@ -345,9 +353,10 @@ class Runtime:
         def may_forget() -> bool:
             return store.held() is None and not mode.draining
 
-        runs = self._recover and not passive
         kinds: list[WatchedKind[Any]] = [TurnWatch(parts, passive), ProcessWatch(work)]
-        followers = [parts.relay.poll, process_feed.poll, tasks.poll, *([wakes.poll] if runs else [])]
+        followers = [
+            parts.relay.poll, process_feed.poll, tasks.poll, *([wakes.poll] if self._recover and not passive else [])
+        ]  # fmt: skip
         jobs = [PeriodicJob("mainstay sweep", SWEEP_SECONDS, functools.partial(sweep, store, commands.sweep))]
         if self._retention is not None:
             forgets = functools.partial(forget, parts, worker, self._retention)

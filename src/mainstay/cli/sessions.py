@@ -530,6 +530,8 @@ def answer_hint(call: PendingCall) -> str:
             return f"the outside completion of {what}\n    call {call.call_id}, by its signed key"
         case "sleep":
             return f"the end of {what}, by itself"
+        case "process":
+            return f"the end of {', '.join(call.processes)}, in {what}\n    it goes on by itself"
 
 
 def _print_records(story: Story) -> None:
@@ -593,7 +595,8 @@ def pending(store: StoreOption = None, json: JsonOption = False) -> None:
     async def work() -> int:
         async with reading(store) as opened:
             stopping = {row.sid for row in await opened.open_sessions() if row.cancel is not None}
-            found = await asked(opened, [wait for wait in await opened.waits() if wait.sid not in stopping])
+            waits = [w for w in await opened.waits() if w.sid not in stopping and w.kind != "process"]
+            found = await asked(opened, waits)
         if json:
             print_json([pending_json(c) for c in found])
             return 0

@@ -50,9 +50,11 @@ decode_cancel = msgspec.json.Decoder(CancelRequest).decode
 
 
 class Parked(Struct, frozen=True, gc=False):
-    """The turn waits on disk for these; no worker owns it any more."""
+    """The turn waits on disk for answers to these, and for the first end of these processes; no worker owns it any
+    more."""
 
     calls: tuple[PendingCall, ...]
+    processes: tuple[str, ...] = ()
 
 
 class Run:

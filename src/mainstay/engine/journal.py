@@ -187,8 +187,14 @@ class TurnJournal(Journal[Appended]):
         """The next write refers to these blobs, by a wait and not by a record."""
         self._blobs += blobs
 
-    async def flush(self, waits: tuple[WaitRow, ...] = (), park: tuple[str, ...] = ()) -> Appended | None:
-        """Make everything recorded durable; None when there was nothing to do."""
+    async def flush(
+        self,
+        waits: tuple[WaitRow, ...] = (),
+        park: tuple[str, ...] = (),
+        awaits: tuple[str, ...] = (),
+        heard: int | None = None,
+    ) -> Appended | None:
+        """Make everything recorded durable; None when there was nothing to do. The arguments are those of `Append`."""
         if not self._pending and not waits and not park and self._in_doubt is None and not self._writing.locked():
             return None
         await self._writing.acquire()  # not `async with`, whose two steps cost as much again
@@ -207,7 +213,9 @@ class TurnJournal(Journal[Appended]):
                 needed = (*blobs, *[digest for wait in waits if (digest := spilled(wait.body)) is not None])
             nodes = tuple([Node(self._ordinal + i, body) for i, body in enumerate(bodies)])
             repeats = bool(pending) and type(pending[0]) is Started and _repeats(pending)
-            append = Append(self.scope, nodes, self._clock.now(), taken(pending), waits, park, blobs, repeats)
+            append = Append(
+                self.scope, nodes, self._clock.now(), taken(pending), waits, park, blobs, repeats, awaits, heard
+            )
             self._in_doubt = append, needed
             # Only now: others may have recorded more while blobs were written.
             del self._pending[: len(pending)], self._blobs[:referred]

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Generator, Hashable, Iterator
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator
 from contextvars import ContextVar
 from typing import Generic, TypeAlias, TypeVar
 
@@ -123,6 +123,18 @@ class Deadlocks:
             self._waits[name].remove(wait)
             if not self._waits[name]:
                 del self._waits[name]
+
+    def park(self, place: Place, goals: Iterable[Place]) -> Callable[[], None]:
+        """A turn left memory and waits for these on disk: its waits count until the returned function is called."""
+        name, waits = place[0], [(CurrentWork(self._home, place), goal) for goal in goals]
+        self._waits.setdefault(name, []).extend(waits)
+
+        def forget() -> None:
+            left = [each for each in self._waits.pop(name, []) if each not in waits]
+            if left:
+                self._waits[name] = left
+
+        return forget
 
     def _needs(self, goal: Place, wanted: Place, seen: set[Place]) -> bool:
         """Whether `goal` can come to its end only after `wanted` has."""

@@ -19,12 +19,13 @@ class Finished(Struct, frozen=True, gc=False, tag="finished", omit_defaults=True
 
 
 class PendingCall(Struct, frozen=True, gc=False, omit_defaults=True):
-    """One thing a turn waits for: a person's approval or settlement, an outside completion, or the end of a sleep.
+    """One thing a turn waits for: a person's approval or settlement, an outside completion, the end of a sleep, or that
+    of one of `processes`. Of several waits that a tool makes one after the other, that is number `ordinal`.
 
     `approves` is a digest of what exactly is to be approved, where a provider gave one."""
 
     call_id: str
-    kind: Literal["approval", "recovery", "deferred", "sleep"]
+    kind: Literal["approval", "recovery", "deferred", "sleep", "process"]
     tool: str
     args: dict[str, Any]
     since: int = 0
@@ -33,6 +34,8 @@ class PendingCall(Struct, frozen=True, gc=False, omit_defaults=True):
     artifacts: tuple[Artifact, ...] = ()
     decisions: tuple[Decision, ...] = ()
     approves: str = ""
+    processes: tuple[str, ...] = ()
+    ordinal: int = 0
 
 
 class Waiting(Struct, frozen=True, gc=False, tag="waiting"):

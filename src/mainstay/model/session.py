@@ -112,6 +112,11 @@ class QueuedInput(Struct, frozen=True, gc=False):
     boundary: SteerBoundary = "after_work"
 
 
+AWAITS_PROCESSES = "waits for processes"
+"""The reason in the row of a turn that is parked until a process ends: it goes on by itself, unlike one that waits for
+an answer, and an input that may join it opens it."""
+
+
 class WaitRow(Struct, frozen=True, gc=False):
     """A durable one-shot promise of a turn. `body` tells a person what is asked, `answer` how it was resolved.
 

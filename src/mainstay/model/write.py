@@ -205,6 +205,11 @@ class Append(Write[Appended], frozen=True, gc=False):
     The turn parks on the waits named in `park`, and only if all of them are open still. `repeats`: the records only say
     that something is attempted once more, which is no progress.
 
+    With `awaits`, which are ids of processes, `waits` are those for their ends: they are written with the parking or
+    not at all, and the turn does not park where one of these processes has ended or is stuck. The first that does opens
+    it again. With `heard` it waits for nothing else, so that an input which may join it opens it too: the owner has
+    looked at inputs below that number, and the turn does not park where there is one more.
+
     The owner of a process has a write of its own (`Advance`): it carries events, which others follow, and
     its end, where a turn ends by a `Commit` that moves the head of its session.
     """
@@ -217,6 +222,8 @@ class Append(Write[Appended], frozen=True, gc=False):
     park: tuple[str, ...] = ()
     blobs: tuple[str, ...] = ()
     repeats: bool = False
+    awaits: tuple[str, ...] = ()
+    heard: int | None = None
 
 
 class Committed(Struct, frozen=True, gc=False):

@@ -5,8 +5,8 @@ A decorated function is the usual tool; a provider is a whole set.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 from msgspec import Struct
 
@@ -112,6 +112,20 @@ class StartOptions(Struct, frozen=True, gc=False):
     """What it ends with, if `parent_end` is "cancel", or its session."""
 
 
+WaitEnd: TypeAlias = Literal["ended", "timeout", "input"]
+"""How a wait for processes ended: one of them has, the time was up, or something was said to the session."""
+
+
+class Parking(Protocol):
+    """A call that can be left where it waits, with its turn, and gone on with by any worker."""
+
+    async def wait_ended(
+        self, processes: tuple[str, ...], timeout: float | None, in_memory: Callable[[], Awaitable[None]]
+    ) -> WaitEnd:
+        """Wait for the first end of these processes. `in_memory` waits for it as long as the turn is there."""
+        ...
+
+
 class Handles(Protocol):
     """What one call may do with processes, on behalf of its session.
 
@@ -134,6 +148,10 @@ class Handles(Protocol):
         ...
 
     async def await_process(self, handle: Any, timeout: float | None = None) -> ToolRecord: ...
+
+    async def wait_ended(self, handles: Sequence[Any], timeout: float | None = None) -> WaitEnd: ...
+
+    async def stop_own(self, processes: Sequence[str]) -> None: ...
 
     async def signal_process(self, handle: Any, signal_name: str, payload: Any = None) -> ToolRecord: ...
 

@@ -26,6 +26,7 @@ from mainstay.errors import (
     ProcessNotVisible,
     ProcessPruned,
     StoreError,
+    TimedOut,
     ToolError,
     UnknownProcess,
     quoted,
@@ -53,13 +54,14 @@ from mainstay.model.tool import Artifact, Failed, Ok, OutcomeUnknown, PreparedCa
 from mainstay.model.tool import Cancelled as CallCancelled
 from mainstay.model.write import Dismiss
 from mainstay.ports.process import EngineRun
-from mainstay.ports.tool import StartOptions
+from mainstay.ports.tool import Parking, StartOptions, WaitEnd
 from mainstay.processes.command import CommandStart, in_foreground, owner_of, prepared
 from mainstay.processes.handle import BY_HANDLE, CancelAsk, ProcessAsk, ProcessHandle, ProcessVerb
 from mainstay.processes.service import ProcessService, Start
 from mainstay.processes.tool import ARTIFACT, BackgroundCall
 from mainstay.tools.dispatcher import Dispatcher
 from mainstay.tools.revive import value_codec
+from mainstay.tools.waiting import any_over
 from mainstay.wire import handle_json, parse_handle, status_json, view_json
 
 decode_wake = msgspec.json.Decoder(Wake).decode
@@ -78,7 +80,7 @@ class Asker(Struct, frozen=True):
     """Who asks: a call of a session's turn (`run`), or a background tool (`process`). `parent` is that turn or process.
 
     `env` makes the environment at hand as bytes; in a process it is the digest of the one that was asked for in. `put`
-    are digests of environments whose bytes were put before.
+    are digests of environments whose bytes were put before. `parking`: the call can be left where it waits.
     """
 
     session_id: str
@@ -89,6 +91,7 @@ class Asker(Struct, frozen=True):
     process: EngineRun | None = None
     env: Callable[[], bytes] | str | None = None
     put: set[str] = field(default_factory=set)
+    parking: Parking | None = None
 
 
 class Visible:
@@ -208,6 +211,31 @@ class Visible:
         work = functools.partial(self._await, timeout=timeout)
         return await self._recorded("await_process", {"handle": handle}, work)
 
+    async def wait_ended(self, handles: Sequence[Any], timeout: float | None = None) -> WaitEnd:
+        """Wait for the first end of these processes; the turn may leave memory meanwhile."""
+        validate.seconds(timeout)
+        if not handles:
+            raise InvalidInput("there is nothing to wait for: give a handle")
+        rows = [await self._seen(each if isinstance(each, str) else _id_of(each)) for each in handles]
+        for row in rows:
+            await self._allowed("await", row)
+        if self._asker.parking is None and self._asker.process is None:
+            said = 'only a tool that may run again can be left where it waits: declare it with recovery="rerun"'
+            raise ToolError(said, code="tool_wait_not_declared")
+        return await self._first_end(tuple(dict.fromkeys([row.id for row in rows])), timeout)
+
+    async def stop_own(self, processes: Sequence[str]) -> None:
+        """The turn is cancelled while it waits for these: those that it has started itself are asked to stop."""
+        request = None if self._asker.run is None else self._asker.run.control.request
+        for process_id in processes:
+            row = await self._store.process(process_id)
+            if row is not None and row.live and self._own(row):
+                by = "" if request is None else request.by
+                await self._patiently(functools.partial(self._stop, by), process_id)
+
+    async def _stop(self, by: str, process_id: str) -> None:
+        await self._service.cancel(process_id, "its turn was cancelled", by=by)
+
     async def signal_process(self, handle: Any, signal_name: str, payload: Any = None) -> ToolRecord:
         """Send a signal, once however often the call is made."""
         args = {"handle": handle, "signal_name": signal_name, "payload": payload}
@@ -254,6 +282,10 @@ class Visible:
         row = await self._seen(process_id)
         await self._allowed("await", row)
         output = await self._end_of(row, timeout)
+        if output is None:
+            now = await self._seen(process_id)
+            note = "it goes on: something was said to you, which comes first"
+            return Ok({"process_id": process_id, "status": now.status, "note": note}), ()
         artifacts = await self._artifacts(row) if isinstance(output, Success) else ()
         await self._discard_wake(row)
         return as_call(process_id, output), artifacts
@@ -325,11 +357,42 @@ class Visible:
         asker = self._asker
         await self._service.check(ProcessAsk(verb, asker.session_id, asker.call_id, name, data, row))
 
-    async def _end_of(self, row: ProcessRow, timeout: float | None) -> AwaitOutput:
-        """How it ends. When the turn is cancelled meanwhile, what it started itself is asked to stop: the caller gets
-        the truth if that comes soon, and others' processes are left alone."""
+    async def _first_end(self, processes: tuple[str, ...], timeout: float | None) -> WaitEnd:
+        """Wait for the first end of these, on disk where the call can be left there."""
+        in_memory, parking = functools.partial(self._in_memory, processes), self._asker.parking
+        if parking is not None:
+            return await parking.wait_ended(processes, timeout, in_memory)
+        try:
+            async with asyncio.timeout(timeout):
+                await in_memory()
+        except TimeoutError:
+            return "ended" if await any_over(self._store, processes) else "timeout"
+        return "ended"
+
+    async def _in_memory(self, processes: tuple[str, ...]) -> None:
+        waits = [asyncio.ensure_future(self._service.outcome(each)) for each in processes]
         self._rest(1)
         try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._rest(-1)
+            for wait in waits:
+                wait.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)  # what it is, who asks for the outcome is told
+
+    async def _end_of(self, row: ProcessRow, timeout: float | None) -> AwaitOutput | None:
+        """How it ends; None where something was said to the session meanwhile. When the turn is cancelled, what it
+        started itself is asked to stop: the caller gets the truth if that comes soon, and others' processes are left
+        alone."""
+        self._rest(1)
+        try:
+            if self._asker.parking is not None and row.live and row.stuck is None:
+                validate.seconds(timeout)
+                how = await self._first_end((row.id,), timeout)
+                if how == "input":
+                    return None
+                if how == "timeout":
+                    raise TimedOut(f"process {row.id!r} did not end", timeout)
             return await self._service.outcome(row.id, timeout)
         except asyncio.CancelledError:
             run = self._asker.run
@@ -386,6 +449,11 @@ class RestingHandle(ProcessHandle[Any]):
             return await super().outcome(timeout)
         finally:
             self._resting(-1)
+
+
+def _id_of(handle: Any) -> str:
+    """The id of a process whose handle a tool has, as an object or as JSON."""
+    return handle.id if isinstance(handle, ProcessHandle) else parse_handle(handle)[0]
 
 
 def _error_words(error: MainstayError) -> str:

@@ -134,8 +134,10 @@ class Archive:
         return TurnResult(turn_id(row.id, turn), row.id, row.agent, outcome, Usage(), records, past)
 
     async def pending(self, row: SessionRow) -> tuple[PendingCall, ...]:
-        """What the open turn waits for, in the order in which it was asked for."""
-        waits = await asked(self._store, [w for w in await self._store.waits(row.sid) if w.state == "open"])
+        """What the open turn waits for from outside, in the order in which it was asked for. Ends of processes come by
+        themselves."""
+        rows = [w for w in await self._store.waits(row.sid) if w.state == "open" and w.kind != "process"]
+        waits = await asked(self._store, rows)
         return tuple(sorted(waits, key=lambda p: split(p.call_id, 3)[1]))
 
     async def recalled(self, row: SessionRow, wait_id: str) -> WaitRow | None:

@@ -22,6 +22,7 @@ from mainstay.plugins.calls import Filters
 from mainstay.plugins.registry import overrides
 from mainstay.ports.process import EngineRun
 from mainstay.ports.services import ToolHost
+from mainstay.ports.tool import Parking
 from mainstay.processes.service import ProcessService
 from mainstay.processes.tool import session_of
 from mainstay.processes.visible import Asker, Visible
@@ -117,10 +118,10 @@ class Environments:
 
     # ------------------------------------------------------------------ what calls may do
 
-    def for_call(self, run: Run, call_id: str) -> Visible:
+    def for_call(self, run: Run, call_id: str, parking: Parking | None) -> Visible:
         """For a call of a turn."""
-        env = functools.partial(self._capture, run)
-        asker = Asker(run.scope.session_id, run.agent.name, call_id, run.turn_id, run, env=env, put=self._put)
+        env, session_id = functools.partial(self._capture, run), run.scope.session_id
+        asker = Asker(session_id, run.agent.name, call_id, run.turn_id, run, None, env, self._put, parking)
         return Visible(self._service, self._home, asker)
 
     def _capture(self, run: Run) -> bytes:

@@ -134,6 +134,8 @@ class Inbox:
             self._turns.launch(accepted.row, record)
         elif kind != "queue":
             self._turns.note_inputs(session_id)
+            if accepted.row.owner is not None:
+                self._turns.go_on(accepted.row)  # it was parked until a process ends, and this opened it
         return accepted
 
 

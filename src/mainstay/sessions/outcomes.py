@@ -13,7 +13,7 @@ from mainstay.errors import MainstayError, SessionDeleted, TurnFailed, UnknownSe
 from mainstay.model.event import AnyEvent, Gap, Retracted, TextDelta, TurnCommitted, TurnStarted, WaitingFor
 from mainstay.model.ids import MAX_TURN, split, turn_id
 from mainstay.model.outcome import Outcome, Queued
-from mainstay.model.session import SessionRow, WorkerRow
+from mainstay.model.session import AWAITS_PROCESSES, SessionRow, WorkerRow
 from mainstay.observe.feed import Feed, Reader
 from mainstay.ports.store import Store
 from mainstay.sessions.cache import Archive, SessionCache
@@ -109,7 +109,7 @@ class TurnOutcomes:
             raise SessionDeleted(session_id)
         turn = await self._archive.joined(row, turn)
         result = await self._archive.result(row, turn)
-        if result is None and row.turn == turn and row.state == "parked":
+        if result is None and row.turn == turn and row.state == "parked" and row.reason != AWAITS_PROCESSES:
             return await self._archive.parked(row, (await self._cache.view(row)).messages)
         result = result or await self._archive.refused(row, turn)
         if result is None and row.turn is not None and row.turn <= turn and row.state == "stuck":
@@ -150,6 +150,8 @@ class TurnOutcomes:
         row = await self._store.session(session_id)
         if row is None or row.deleted or row.turn is None or turn < row.turn:
             return None
+        if row.state == "parked" and row.reason == AWAITS_PROCESSES:
+            return None  # it goes on by itself
         if row.state == "parked" and row.turn < turn:
             ahead, calls = turn_id(session_id, row.turn), await self._archive.pending(row)
             waits = ", ".join(f"{call.tool} ({call.call_id})" for call in calls)

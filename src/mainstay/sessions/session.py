@@ -666,7 +666,8 @@ class Session(Generic[T_co]):
         why = await self._parts.inbox.filters.text(self.id, self.agent, clean_text(reason))
         answer = Answer("cancelled", None, why, clean_text(by))
         encode_checked(answer, "the reason")
-        waits = [wait for wait in await self._parts.store.waits(row.sid) if wait.state == "open"]
+        rows = await self._parts.store.waits(row.sid)
+        waits = [wait for wait in rows if wait.state == "open" and wait.kind != "process"]
         taken_back = []
         for wait in sorted(waits, key=lambda each: ids.split(each.id.rpartition(":")[0], 3)[1]):
             found = await asked(self._parts.store, [wait])

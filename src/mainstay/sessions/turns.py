@@ -56,6 +56,7 @@ from mainstay.ports.services import TraceSink, TurnServices
 from mainstay.sessions.cache import Archive, CachedSession, SessionCache
 from mainstay.sessions.definition import Definition, Models
 from mainstay.sessions.outcomes import TurnOutcomes
+from mainstay.sessions.parked import ParkedTurns
 from mainstay.sessions.result import TurnResult
 from mainstay.sessions.setup import Setup, changed, equip, lean, probe_of
 from mainstay.tools.cells import Cells
@@ -125,6 +126,7 @@ class Turns:
             Checkpoint: self._checkpoint,
         }
         self._lean: dict[str, Setup] = {}
+        self.parked = ParkedTurns(dispatcher.deadlocks)
         self.runner: ScopeRunner[SessionRow] = ScopeRunner(self, self.store, worker, supervisor, log.name)
 
     @property
@@ -168,6 +170,7 @@ class Turns:
         """Work on the open turn of a session we own. `opening` spares reading an input that was just accepted."""
         if opening is None:
             self._ports.resumed()
+            self.parked.drop(row.id)
         task = self.cache.tasks.get(row.id)
         if task is not None:
             # The turn before is committed, and its task does not know that yet or has still to call plugins.
@@ -205,8 +208,25 @@ class Turns:
         task = self.cache.tasks.get(session_id)
         if task is not None and task.run is not None:
             task.run.journal.note_inputs()
+            task.run.control.nudge()
         elif task is not None:
             task.inputs = True
+
+    def process_ended(self, process_id: str) -> None:
+        """A process has ended that parked turns of this Runtime wait for."""
+        for session_id in self.parked.waiting.get(process_id, ()):
+            self.claim_soon(session_id)
+
+    def claim_soon(self, session_id: str) -> None:
+        """The turn of a session may be open without an owner: claim it, beside the caller."""
+        _ = self._supervisor.spawn(self._claim_open(session_id), f"claim {session_id}")
+
+    async def _claim_open(self, session_id: str) -> None:
+        row = await self.store.session(session_id)
+        if row is None or row.state != "parked":
+            self.parked.drop(session_id)
+        if row is not None and row.state == "open" and row.owner is None and row.turn is not None:
+            await self.claim(row)
 
     def read_by_running(self, session_id: str) -> set[int]:
         """The inputs that the running turn of a session has read, whether or not that is on disk."""
@@ -461,6 +481,10 @@ class Turns:
             noted = run.noted or run.resumed or (run.hooks is not None and run.hooks.remembers)
             view.add(scope.turn, machine.messages(), records if noted else ())
             run.events.emit(TurnCommitted, outcome=end.outcome)
+        if isinstance(ended, Parked) and ended.processes:
+            self.parked.add(scope.session_id, scope.turn, ended.processes)
+            if not ended.calls:
+                return None  # it goes on by itself: who waits for its end waits on
         waiters = self.outcomes.waiters
         waiters.resolve(scope.session_id, scope.turn, result)
         if scope.session_id in waiters:  # inputs that were delivered into this turn end with it
@@ -587,3 +611,5 @@ class SessionTask:
         elif row.id in turns.outcomes.waiters and turns.outcomes.awaited_by_hosts(row.id):
             turns.answer_queued(row.id)
         turns.cache.rest(row.id)
+        if row.id in turns.parked.processes and not turns.mode.leaving:
+            turns.claim_soon(row.id)  # what it waits for may have ended before that was known here

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from mainstay.engine.host import ClockSkew
 from mainstay.engine.waits import asked
 from mainstay.errors import StoreError
-from mainstay.model.session import SessionRow
+from mainstay.model.session import AWAITS_PROCESSES, SessionRow
 from mainstay.ports.store import Store
 from mainstay.processes.worker import ProcessWorker
 from mainstay.sessions.parts import SessionParts
@@ -31,7 +31,21 @@ class TurnWatch:
         self._trimmed = parts.clock.monotonic()
 
     async def read_open(self) -> Sequence[SessionRow]:
-        return [row for row in await self._parts.store.open_sessions() if row.state == "open"]
+        rows = await self._parts.store.open_sessions()
+        if not self._passive:
+            await self._note_parked([row for row in rows if row.state == "parked" and row.reason == AWAITS_PROCESSES])
+        return [row for row in rows if row.state == "open"]
+
+    async def _note_parked(self, rows: Sequence[SessionRow]) -> None:
+        """Know what turns wait for that other Runtimes have parked: their processes may end here."""
+        parked, store = self._turns.parked, self._parts.store
+        for session_id in parked.processes.keys() - {row.id for row in rows}:
+            parked.drop(session_id)
+        for row in rows:
+            if row.id not in parked.processes and row.turn is not None:
+                waits = [w for w in await store.waits(row.sid) if w.state == "open" and w.kind == "process"]
+                names = [name for pending in await asked(store, waits) for name in pending.processes]
+                parked.add(row.id, row.turn, tuple(dict.fromkeys(names)))
 
     def number(self, row: SessionRow) -> int:
         return row.sid

@@ -498,11 +498,13 @@ class Author:
         take = tuple(m.input for m in await store.inbox(row.sid) if m.kind != "queue")[: pick([0, 9])]
         wait = WaitRow(f"{row.id}.{turn}.{pick([1, 2])}", row.sid, turn, "1.0", "approval", due=pick([None, 5]))
         children = pick([True, False])
+        awaits = (PROCESSES[at % len(PROCESSES)],) if at % 2 else ()
+        heard = row.next if at % 4 == 1 else None
         return pick(
             [
                 Append(scope, nodes, at, take, blobs=self._blobs()),
                 Append(scope, nodes, at, waits=(wait,)),
-                Append(scope, nodes, at, waits=(wait,), park=(wait.id,)),
+                Append(scope, nodes, at, waits=(wait,), park=(wait.id,), awaits=awaits, heard=heard),
                 Commit(scope, nodes, row.head - pick([0, 0, 0, 1]), at, take, cancelled=row.cancel is not None),
                 Commit(scope, nodes, row.head, at, blobs=self._blobs(), children=children),
                 Commit(scope, nodes, row.head, at, tools={"look": pick([True, None])}, recorded={}),

@@ -13,6 +13,7 @@ What a call needs follows from what is recorded of it, from the contract of its 
                              approval="ask"                          Ask("approval")
                              otherwise                               Begin
     started by this run      its body has not begun                  RunBody
+    started, and parked      it waits for processes                  Ask("process"), then Begin(goes_on)
     started, without an end  it was left to a process                StartProcess
                              deferred, and its body may be over      Ask("deferred")
                              recovery="once"                         Conclude(OutcomeUnknown)
@@ -115,16 +116,18 @@ class AskPlugins(Struct, frozen=True, gc=False, tag="ask_plugins"):
 
 
 class Ask(Struct, frozen=True, gc=False, tag="ask"):
-    """Wait for an answer from outside, unless it is there."""
+    """Wait for an answer from outside, or the end of a process, unless it is there."""
 
-    kind: Literal["approval", "recovery", "deferred"]
+    kind: Literal["approval", "recovery", "deferred", "process"]
     reason: str = ""
 
 
 class Begin(Struct, frozen=True, gc=False, tag="begin"):
-    """Attempt it, with a start record. `repeat`: the end of the attempt before is unknown."""
+    """Attempt it, with a start record. `repeat`: the end of the attempt before is unknown. `goes_on`: its body was left
+    where it waited for processes, and runs again up to there, as the same attempt."""
 
     repeat: bool = False
+    goes_on: bool = False
 
 
 class RunBody(Struct, frozen=True, gc=False, tag="run_body"):
@@ -157,6 +160,7 @@ RECOVERY: dict[Recovery, CallNeed] = {
 """A call that is found started, without an end: its contract decides, never a guess."""
 
 RUN_BODY, ASK_PLUGINS, BEGIN, START_PROCESS = RunBody(), AskPlugins(), Begin(), StartProcess()
+GO_ON, AWAIT_PROCESSES = Begin(goes_on=True), Ask("process")
 AWAIT_COMPLETION, AWAIT_APPROVAL = Ask("deferred"), Ask("approval", "the tool asks for approval")
 
 
@@ -165,12 +169,14 @@ class Circumstances(Struct, frozen=True, gc=False):
 
     `here`: this run recorded its start and has not begun its body. `asked`: a person was asked to approve it. `vetted`:
     plugins decide about it before it begins. `completed`: the body of a deferred call is over, or its completion came.
+    `parked`: its body was left where it waited for processes.
     """
 
     here: bool = False
     asked: bool = False
     vetted: bool = False
     completed: bool = False
+    parked: bool = False
 
 
 NOTHING_KNOWN = Circumstances()
@@ -181,6 +187,8 @@ def next_need(call: CallRecord, usable: ToolSpec | Failed, known: Circumstances 
     if call.started:
         if known.here:
             return RUN_BODY
+        if known.parked:
+            return AWAIT_PROCESSES
         if call.background:
             return START_PROCESS
         # Without its definition there is no contract that would allow to repeat it.

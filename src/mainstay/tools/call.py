@@ -44,10 +44,11 @@ from mainstay.plugins.turn import plugins_of
 from mainstay.ports.host import Clock, Random
 from mainstay.ports.services import ToolHost, TurnServices
 from mainstay.ports.store import OnDisk, Store
-from mainstay.ports.tool import Handles
+from mainstay.ports.tool import Handles, Parking, WaitEnd
 from mainstay.tools.artifacts import SessionArtifacts
 from mainstay.tools.attempt import (
     BEGIN,
+    GO_ON,
     NOT_SEEN,
     TOOL_RETRIES,
     Again,
@@ -72,6 +73,7 @@ from mainstay.tools.attempt import (
 from mainstay.tools.context import CallHost, ToolContext
 from mainstay.tools.invoke import Interruption, Ready, Threads, checked, execute, prepared
 from mainstay.tools.output import AttemptResult, OutputRules, returned
+from mainstay.tools.waiting import BodyWaits, ParkCall, PastWait, Unwound, judged
 
 log = logging.getLogger("mainstay.tools")
 
@@ -91,12 +93,14 @@ def completion_of(run: Run, key: str) -> str:
 class CallWaits:
     """The waits of the calls of one turn. Every answer comes from the store or the turn's records.
 
-    `opened` are rows for the next write: they and the records that lead to them are one transaction.
+    `opened` are rows for the next write: they and the records that lead to them are one transaction. `ends` are the
+    bodies that wait for processes in memory, by their calls.
     """
 
     _store: Store
     _run: Run
     opened: list[WaitRow] = field(default_factory=list)
+    ends: dict[str, BodyWaits] = field(default_factory=dict)
 
     async def flush(self, *rows: WaitRow) -> None:
         """Make what is recorded durable, and with it the waits that were opened."""
@@ -117,6 +121,10 @@ class CallWaits:
     def wait_id(self, key: str, kind: str) -> str:
         if kind == "deferred":
             return completion_of(self._run, key)
+        if kind == "process":
+            # Each run of the body has its own: one that was started since has not waited yet.
+            starts = [r for r in self._run.records if type(r) is Started and r.call == key]
+            return wait_id(f"{self._run.turn_id}.{key}", kind, 1 + len(starts))
         # An answer about recovery stands for one attempt: about the next one a person is asked anew.
         attempt = self._run.machine.state.calls[key].attempts if kind == "recovery" else 1
         return wait_id(f"{self._run.turn_id}.{key}", kind, attempt)
@@ -146,14 +154,18 @@ class CallWaits:
         grow with the waits that a long session has had."""
         found = {}
         for call in list(self._run.machine.state.calls.values()):
-            kinds = ("approval",) if not call.started else ("recovery", "deferred") if call.deferred else ("recovery",)
+            kinds = ("recovery", "deferred" if call.deferred else "process") if call.started else ("approval",)
             if call.due and not call.started:
                 kinds = (*kinds, "sleep")
             for kind in kinds:
                 wait = await self._store.wait(self.wait_id(call.call, kind))
                 if wait is not None and (wait := await whole(self._store, wait)) is not None:
-                    found[wait.id] = wait
+                    found[wait.id] = await self.judged(wait) if kind == "process" else wait
         return found
+
+    async def judged(self, wait: WaitRow) -> WaitRow:
+        """A wait for processes with how it ended, if it has."""
+        return await judged(self._store, self._run, wait, decode_pending(wait.body).processes)
 
     async def final(self) -> dict[str, WaitRow]:
         """The waits by call in a turn that ends: no answer is accepted after this.
@@ -230,7 +242,7 @@ class HandedOver(Struct, frozen=True, gc=False):
     seconds: float | None
 
 
-CallEnd: TypeAlias = AttemptResult | NeedsApproval | HandedOver
+CallEnd: TypeAlias = AttemptResult | NeedsApproval | HandedOver | Unwound
 """What the task of a call returns."""
 
 
@@ -270,10 +282,13 @@ class Shared(Protocol):
     def running(self) -> dict[str, str]: ...
 
     @property
+    def park_after(self) -> float | None: ...
+
+    @property
     def services(self) -> Callable[[Run], TurnServices]: ...
 
     @property
-    def handles(self) -> Callable[[Run, str], Handles]: ...
+    def handles(self) -> Callable[[Run, str, Parking | None], Handles]: ...
 
     def abandon(self, task: asyncio.Task[Any]) -> None:
         """Keep a task that does not end when it is cancelled until it ends by itself."""
@@ -287,7 +302,8 @@ class ActiveCall(CallHost):
     up although it goes on), or it waits for an answer from outside (`pending` is what is asked). `asked` is the call
     with the arguments that it runs with, `ready` how it is prepared. `context` and `interruption` belong to the attempt
     under way. `answer` is how a wait ended and is not recorded yet. `decisions` and `said` are what plugins decided and
-    said, until a record carries it. `artifacts` were put by a deferred call, whose body was over before.
+    said, until a record carries it. `artifacts` were put by a deferred call, whose body was over before. `past` is the
+    wait for processes that its body was unwound in.
     """
 
     __slots__ = (
@@ -305,6 +321,7 @@ class ActiveCall(CallHost):
         "interruption",
         "key",
         "late",
+        "past",
         "pending",
         "plugins",
         "ready",
@@ -331,6 +348,7 @@ class ActiveCall(CallHost):
         self.decisions: tuple[Decision, ...] = ()
         self.said: tuple[Message, ...] = ()
         self.artifacts: tuple[Artifact, ...] = ()
+        self.past: PastWait | None = None
         self._key: str | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._work: CurrentWork | None = None
@@ -367,7 +385,9 @@ class ActiveCall(CallHost):
                 self.answer = Answered("revoked")
             elif completion is not None:
                 circumstances = Circumstances(completed=body_is_over(completion))
-        elif not call.started and not call.attempts:
+        elif call.started:
+            circumstances = Circumstances(parked=bool(known) and waits.wait_id(call.call, "process") in known)
+        elif not call.attempts:
             entry = run.agent.catalog.get(call.name)
             circumstances = Circumstances(
                 asked=bool(known) and waits.wait_id(call.call, "approval") in known,
@@ -404,7 +424,12 @@ class ActiveCall(CallHost):
 
     def answered(self, wait: WaitRow) -> CallNeed | None:
         """Go on as the answer of a wait says, or the end of its time."""
-        shown, answer = decode_pending(wait.body), self.waits.answer(self.asked, wait)
+        shown = decode_pending(wait.body)
+        if wait.kind == "process":
+            end: WaitEnd = "timeout" if wait.answer is None else _decode_answer(wait.answer).value
+            self.past = PastWait(shown.ordinal, end)
+            return self._ready_for(GO_ON)
+        answer = self.waits.answer(self.asked, wait)
         # The next record of the call tells of it: the wait itself goes with the commit.
         self.answer = Answered(wait.state) if answer is None else Answered(answer.verdict, answer.by, answer.reason)
         need = need_after(answer, self.asked)
@@ -418,6 +443,10 @@ class ActiveCall(CallHost):
         if not need.repeat:  # an approval is for what the person was shown, and nothing else
             self.decisions, self.approves = shown.decisions, shown.approves
             self.asked = replace(self.asked, args=shown.args, raw=None)
+        return self._ready_for(need)
+
+    def _ready_for(self, need: Begin) -> Begin | None:
+        """What it needs, if it can be attempted still; otherwise it has an outcome now."""
         found = self.checked()
         if isinstance(found, Failed):
             self.end(found)
@@ -448,8 +477,8 @@ class ActiveCall(CallHost):
                         return vetted
                     self.asked, self.ready = vetted
                     return await self._begin()
-                case Begin(repeat):
-                    return await self._begin(repeat)
+                case Begin(repeat, goes_on):
+                    return await self._begin(repeat, goes_on)
                 case StartProcess():
                     return await self._register()
                 case Return(outcome):
@@ -459,8 +488,9 @@ class ActiveCall(CallHost):
         finally:
             self.run.control.wake()
 
-    async def _begin(self, repeat: bool = False) -> CallEnd:
-        """The way to a body that did not start with its reply: due time, preparation, place, start record."""
+    async def _begin(self, repeat: bool = False, goes_on: bool = False) -> CallEnd:
+        """The way to a body that did not start with its reply: due time, preparation, place, start record. One that
+        goes on after a wait is prepared, and is the same attempt."""
         shared, run, call, ready = self.shared, self.run, self.asked, self.ready
         assert ready is not None
         now = shared.clock.now()
@@ -468,7 +498,7 @@ class ActiveCall(CallHost):
             await shared.clock.sleep((TOOL_RETRIES.due(call.due, now) - now) / 1000)
         store = call.store or ("" if call.attempts else run.journal.store_id())
         blobs: tuple[str, ...] = ()  # that preparation kept: the start refers to them
-        if ready.entry.provider is not None:
+        if ready.entry.provider is not None and not goes_on:
             await self._sign(ready)
             context = self.open_context(ready, call.attempts + 1, store)
             found = await prepared(ready, context)
@@ -490,7 +520,7 @@ class ActiveCall(CallHost):
         started = Started(
             call.call,
             ready.call.args,
-            call.attempts + 1,
+            call.attempts if goes_on else call.attempts + 1,
             ready.call.payload,
             {"by": told.by} if told is not None and approved else None,
             spec.deferred,
@@ -528,7 +558,8 @@ class ActiveCall(CallHost):
         context = self.context = self.open_context(ready, call.attempts, call.store)
         interruption = self.interruption = Interruption()
         shared.running[self.id], self.began = spec.name, shared.clock.monotonic()
-        run.events.emit(ToolStarted, call_id=self.id, tool=call.name, args=ready.call.args, attempt=call.attempts)
+        if self.past is None:
+            run.events.emit(ToolStarted, call_id=self.id, tool=call.name, args=ready.call.args, attempt=call.attempts)
         timer, loop = None, asyncio.get_running_loop()
         if spec.timeout is not None:
             timer = loop.call_later(spec.timeout, self._expire, spec.timeout)
@@ -537,6 +568,8 @@ class ActiveCall(CallHost):
         try:
             rules = self.output_rules(spec, ready.call.args)
             result = await execute(ready, context, shared.threads, rules, interruption, ended)
+        except ParkCall as parked:
+            return parked.where
         finally:
             if timer is not None:
                 timer.cancel()
@@ -563,7 +596,7 @@ class ActiveCall(CallHost):
         args = call.args if ready is None else ready.call.args
         attempt = max(self.run.machine.state.calls[self.key].attempts, 1)
         self.run.events.emit(ToolStarted, call_id=self.id, tool=call.name, args=args, attempt=attempt)
-        outcome = await self._registered(self.shared.handles(self.run, self.id))
+        outcome = await self._registered(self.shared.handles(self.run, self.id, None))
         if isinstance(outcome, Ok):
             return await returned(outcome.value, self.output_rules(self.spec, args))
         return AttemptResult(outcome) if ready is None else await self.seen(ready, AttemptResult(outcome))
@@ -651,6 +684,10 @@ class ActiveCall(CallHost):
                 self._ask("approval", why, approves=approves)
             case HandedOver(seconds):
                 self._hand_over(seconds)
+            case Unwound(ordinal, processes, due):
+                self._close_context()  # and its artifacts are forgotten: only those of the last run count
+                told = {"due": due, "processes": processes, "ordinal": ordinal}
+                self.pending = self.waits.pending(call, "process", **told)
             case AttemptResult(end, blobs, withheld):
                 stop = stop_of(control) if control.stopping else None
                 spec = self.spec if self.ready is None else self.ready.entry.spec
@@ -677,7 +714,7 @@ class ActiveCall(CallHost):
         elif task is not None and not task.cancelled():
             ended = task.result()
         call, stop = self.run.machine.state.calls[self.key], stop_of(self.run.control)
-        if not call.started or self.key in self.run.held or isinstance(ended, NeedsApproval):
+        if not call.started or self.key in self.run.held or isinstance(ended, NeedsApproval | Unwound):
             return
         if isinstance(ended, HandedOver):
             if stop is not StopCause.LEFT:  # else it stays on the wait that it has
@@ -734,6 +771,10 @@ class ActiveCall(CallHost):
             self.artifacts = decode_pending(wait.body).artifacts
         if pending is not None and pending.artifacts:
             self.artifacts = pending.artifacts  # handed over, and not on disk yet
+        if wait is not None and wait.kind == "process":
+            if self.run.control.request is not None:
+                await self.shared.handles(self.run, self.id, None).stop_own(decode_pending(wait.body).processes)
+            wait = None
         if wait is None or wait.state not in ("resolved", "expired"):
             if call.started and self.key not in self.run.held:
                 self.end(OutcomeUnknown(NOT_SEEN))
@@ -819,7 +860,10 @@ class ActiveCall(CallHost):
         return self.shared.services(self.run).for_call(self.id)
 
     def handles(self) -> Handles:
-        return self.shared.handles(self.run, self.id)
+        spec, parking = self.spec, None
+        if spec is not None and spec.recovery == "rerun" and not spec.deferred:
+            parking = BodyWaits(self.shared, self.run, self.waits.ends, self.key, self.past)
+        return self.shared.handles(self.run, self.id, parking)
 
     async def prepare(self, ctx: ToolContext[Any], name: str, args: Mapping[str, Any]) -> tuple[PreparedCall, ToolSpec]:
         """Plugins are asked about that tool, not only about the one which starts it: else it would be a way round

@@ -12,7 +12,7 @@ from mainstay.model.message import NO_METADATA, Metadata
 from mainstay.model.process import ParentEnd, WakePolicy
 from mainstay.model.tool import Artifact, PreparedCall, ToolSpec
 from mainstay.ports.services import ToolHost
-from mainstay.ports.tool import CommandHandle, Handle, Handles, StartOptions
+from mainstay.ports.tool import CommandHandle, Handle, Handles, StartOptions, WaitEnd
 from mainstay.tools.artifacts import Artifacts, ArtifactStore, MemoryArtifacts, must_be_awaited
 
 if TYPE_CHECKING:
@@ -202,6 +202,18 @@ class ToolContext(Generic[Deps]):
         """
         must_be_awaited("a command", self.tool, "start_needs_async")
         return self.handles.command(argv, options, background_after)
+
+    def wait_ended(self, *handles: Any, timeout: float | None = None) -> Coroutine[Any, Any, WaitEnd]:
+        """Wait until one of these processes or commands has ended; await it. For tools with `recovery="rerun"`.
+
+        It gives "ended"; or "timeout" after so many seconds; or "input" where something was said to the session that
+        its turn should hear of. While nothing but such waits is left of a turn, it is parked on disk: it holds no
+        memory and no place, and goes on in any Runtime that has its agent. This tool then runs again from its first
+        line, as the same attempt, and comes back from its earlier waits at once: what it starts through this context
+        before the wait is found again, and whatever else it does there must bear to be done twice.
+        """
+        must_be_awaited("a wait for processes", self.tool, "wait_needs_async")
+        return self.handles.wait_ended(handles, timeout)
 
     def progress(self, value: Any = None) -> None:
         """Show in the feed how far the call is. Live only: it is not stored and never reaches the model."""

@@ -35,10 +35,11 @@ from mainstay.ports.host import Clock, Random
 from mainstay.ports.process import Leaving
 from mainstay.ports.services import TurnServices
 from mainstay.ports.store import Store
-from mainstay.ports.tool import Handles
+from mainstay.ports.tool import Handles, Parking
 from mainstay.tools.attempt import StopCause, needs_of
 from mainstay.tools.call import ActiveCall, CallWaits, stop_of
 from mainstay.tools.invoke import Threads, checked
+from mainstay.tools.waiting import PARK_AFTER, input_came
 from mainstay.turn.machine import Phase
 
 CELL_DROPPED = Failed(
@@ -51,14 +52,15 @@ class CallPorts(Struct, frozen=True):
     `handles` what it may do with processes."""
 
     services: Callable[[Run], TurnServices]
-    handles: Callable[[Run, str], Handles]
+    handles: Callable[[Run, str, Parking | None], Handles]
 
 
 class Dispatcher:
     """Handles RunTools for every turn of a Runtime, and owns what all attempts of tools share.
 
     `deps` are the live objects that all runs share; `make_deps` makes those of one run, where the host gave a function.
-    `running` names the tool behind each call whose body is under way. `_abandoned` are tasks that did not end when they
+    `park_after`: for so many seconds a body that waits for processes stays in memory. `running` names the tool behind
+    each call whose body is under way. `_abandoned` are tasks that did not end when they
     were cancelled: nothing waits for them, and asyncio itself keeps only weak references to tasks.
     """
 
@@ -71,9 +73,10 @@ class Dispatcher:
         deps: Any,
         ports: CallPorts,
         make_deps: Make | None = None,
+        park_after: float | None = PARK_AFTER,
     ) -> None:
         self.store, self.worker, self.clock, self.random, self.deps = store, worker, clock, random, deps
-        self.make_deps = make_deps
+        self.make_deps, self.park_after = make_deps, park_after
         self.services, self.handles = ports.services, ports.handles
         self.threads = Threads()
         self.admission, self.deadlocks = Admission(), Deadlocks(worker.id)
@@ -126,6 +129,8 @@ class Dispatcher:
                     await calls.waits.flush()
                     if control.nudged and waiting:
                         await calls.read_answers()
+                    elif calls.waits.ends and await calls.end_waits():
+                        continue
                     elif not any(each.late or each.task is None or each.task.done() for each in running):
                         await control.pause()  # only now: what ended during the write has woken nothing
         finally:
@@ -170,7 +175,8 @@ class Round:
     """The calls of one RunTools effect under way, in the order the model asked. Lives on the event loop."""
 
     def __init__(self, dispatcher: Dispatcher, run: Run, calls: Iterable[AskedCall]) -> None:
-        self.run, self.waits = run, CallWaits(dispatcher.store, run)
+        self.run, self.waits, self._store = run, CallWaits(dispatcher.store, run), dispatcher.store
+        self._looked = False
         self.active = {call.call: ActiveCall(dispatcher, run, call, self.waits) for call in calls}
 
     async def begin(self, known: Mapping[str, WaitRow], calls: Iterable[ActiveCall] | None = None) -> None:
@@ -191,24 +197,65 @@ class Round:
 
     async def park(self) -> Parked | None:
         """Leave the turn to the disk; None when an answer came in between."""
-        pending = [(active.key, active.pending) for active in self.active.values() if active.pending is not None]
-        names = tuple([self.waits.wait_id(key, each.kind) for key, each in pending])
-        appended = await self.run.journal.flush(self.waits.take_opened(), names)
+        run, waits = self.run, self.waits
+        pending = [(active.asked, active.pending) for active in self.active.values() if active.pending is not None]
+        names = tuple([waits.wait_id(call.call, each.kind) for call, each in pending])
+        rows = tuple([waits.row(call, "process", each) for call, each in pending if each.kind == "process"])
+        awaits = tuple(dict.fromkeys([name for _, each in pending for name in each.processes]))
+        if rows:
+            await waits.flush()
+            heard = None if len(rows) < len(pending) else await self._heard()
+            if heard == 0:
+                return None
+            if (plugins := plugins_of(run)) is not None:
+                plugins.note()  # what plugins changed on the way here goes with it
+            appended = await run.journal.flush(rows, names, awaits, heard)
+        else:
+            appended = await run.journal.flush(waits.take_opened(), names)
         if appended is None or not appended.parked:
-            self.run.check_cancel()
+            run.check_cancel()
             return None
-        calls = tuple([each for _, each in pending])
-        self.run.events.emit(WaitingFor, calls=calls)
-        return Parked(calls)
+        answers = tuple([each for _, each in pending if each.kind != "process"])
+        if answers:
+            run.events.emit(WaitingFor, calls=answers)
+        return Parked(answers, awaits)
+
+    async def _heard(self) -> int:
+        """The number of the next input, when all before it have been looked at; 0 where one of them is for the turn."""
+        row = await self._store.session_by_sid(self.run.scope.sid)
+        return 0 if row is None or await input_came(self._store, self.run) else row.next
+
+    async def end_waits(self) -> bool:
+        """Look at the bodies that wait for processes in memory: end the waits where an input came; unwind them where
+        nothing else runs any more. Whether something is to be collected."""
+        run, waits = self.run, list(self.waits.ends.values())
+        if run.journal.inputs and (run.control.nudged or not self._looked):
+            run.control.take_nudge()
+            self._looked = True
+            if await input_came(self._store, run):
+                for each in waits:
+                    each.stop("input")
+                return False
+        running = [active for active in self.active.values() if active.task is not None]
+        if len(waits) < len(running) or not all(each.may_park for each in waits):
+            return False
+        for each in waits:
+            each.unwind()
+        await asyncio.wait([active.task for active in running if active.task is not None], timeout=CANCEL_GRACE)
+        return True
 
     async def read_answers(self) -> None:
         """Read the waits, and go on with the calls whose wait has ended."""
         self.run.control.take_nudge()
+        self._looked = False
         known, todo = await self.waits.known(), []
         for active in self.active.values():
             if active.pending is None:
                 continue
-            wait = known.get(self.waits.wait_id(active.key, active.pending.kind))
+            kind = active.pending.kind
+            wait = known.get(self.waits.wait_id(active.key, kind))
+            if wait is None and kind == "process":  # it is written with the parking only
+                wait = await self.waits.judged(self.waits.row(active.asked, kind, active.pending))
             if wait is None:
                 raise InternalError(f"the wait of {active.id} is gone")
             if wait.state != "open" and (need := active.go_on(wait)) is not None:

@@ -39,6 +39,7 @@ from mainstay.tools.catalog import Catalog, ToolEntry
 from mainstay.tools.check import check
 from mainstay.tools.context import ToolContext
 from mainstay.tools.output import AttemptResult, OutputRules, returned
+from mainstay.tools.waiting import ParkCall
 
 log = logging.getLogger("mainstay.tools")
 
@@ -163,7 +164,7 @@ async def execute(
     interruption: Interruption,
     ended: Callable[[], None] | None = None,
 ) -> AttemptResult:
-    """Run the body once. Never raises: a tool may do anything and harms nothing but its own call.
+    """Run the body once. Raises nothing but ParkCall: a tool may do anything and harms nothing but its own call.
 
     `ended` is called when a sync body's thread has really ended, also after the call was given up.
     """
@@ -179,6 +180,8 @@ async def execute(
             value = await on_thread(functools.partial(tool.invoke, ready.kwargs or {}, ctx), threads, ended)
     except asyncio.CancelledError:
         return AttemptResult(cut_off(ready.entry.spec.recovery, interruption.reason, interruption.timed_out))
+    except ParkCall:
+        raise
     except BaseException as error:  # SystemExit and KeyboardInterrupt of a tool end the tool only
         end = raised(error)
         if isinstance(end, Failed) and end.code == "tool_raised":

@@ -78,6 +78,7 @@ class StoreModel(ProcessModel):
         self.inbox: dict[int, dict[int, list[Any]]] = {}
         self.keys: dict[tuple[int, str], tuple[int, bytes]] = {}
         self.waits: dict[str, Plain] = {}
+        self.awaited: dict[int, tuple[str, ...]] = {}
         self.workers: dict[str, Plain] = {}
         self.blobs: dict[str, bytes] = {}
         self.blob_refs: set[tuple[str, int]] = set()
@@ -135,6 +136,8 @@ class StoreModel(ProcessModel):
                 session["generation"] += 1
         else:
             self.inbox.setdefault(session["sid"], {})[number] = [write.kind, None]
+            if write.kind != "queue" and (session["state"], session["reason"]) == ("parked", "waits for processes"):
+                self._wake(session, write.worker)
         if write.key is not None:
             self.keys[session["sid"], write.key] = (number, write.digest)
         self.nodes[session["sid"], number] = [write.body]
@@ -195,16 +198,21 @@ class StoreModel(ProcessModel):
     def append(self, write: Append) -> Plain:
         scope = write.scope
         session = self._by_sid(scope.sid)
-        parked = session is not None and session["state"] == "parked" and self._let_go(scope)
+        landed = ("parked", "open") if write.awaits else ("parked",)
+        parked = session is not None and session["state"] in landed and self._let_go(scope)
         if session and parked and write.park and all(self._body(scope, n) == n.body for n in write.nodes):
             # Sent again after it had parked the turn.
             return {"cancel": session["cancel"], "inputs": self._inputs(scope.sid), "parked": True}
         session = self._owned(scope)
         self._need_blobs(write.blobs)
         self._need_blobs([digest for wait in write.waits for digest in blob_in(wait.body)])
+        over = [each for each in write.awaits if each not in self.processes or self._will_not_end(self.processes[each])]
+        still = not over and write.heard in (None, session["next"]) and session["cancel"] is None
+        opened = {w.id for w in write.waits if w.id not in self.waits} if self._is_new(scope, write.nodes) else set()
+        still = still and all(name in opened or self._is_open(name) for name in write.park)
         if self._is_new(scope, write.nodes):
             self._record(scope, write.nodes, write.take, write.blobs)
-            for wait in write.waits:
+            for wait in write.waits if still or not write.awaits else ():
                 known = self.waits.get(wait.id)
                 if known is None or known["state"] == "open":
                     self.waits[wait.id] = plain(wait)
@@ -212,10 +220,12 @@ class StoreModel(ProcessModel):
         if write.nodes and not write.repeats:
             self._forget_deaths(session["sid"])
             session["takeovers"] = 0
-        parks = bool(write.park) and session["cancel"] is None and all(self._is_open(w) for w in write.park)
+        parks = bool(write.park) and still
         if parks:
             self._forget_deaths(session["sid"])
             session.update(state="parked", owner=None, takeovers=0, updated=write.at)
+            session.update(reason=None if write.heard is None else "waits for processes")
+            self.awaited[scope.sid] = write.awaits
         return {"cancel": session["cancel"], "inputs": self._inputs(scope.sid), "parked": parks}
 
     def commit(self, write: Commit) -> Plain:

@@ -25,6 +25,7 @@ class ProcessLog(DeathsModel, ABC):
     """
 
     sessions: dict[str, Plain]
+    awaited: dict[int, tuple[str, ...]]
     blob_refs: set[tuple[str, int]]
 
     def __init__(self) -> None:
@@ -142,10 +143,22 @@ class ProcessLog(DeathsModel, ABC):
             if ("process", name) in [(wait["kind"], wait["name"]) for wait in other["record"]["waits"]]:
                 self._resume(other, at)
                 woken.add(other["registration"]["id"])
+        self._open_turns(name, at)
         self._turn_ended(name, at, woken)
+
+    def _open_turns(self, name: str, at: int) -> None:
+        """Turns that are parked until this process ends, or a person has to look at it, are open for whoever claims."""
+        for session in self.sessions.values():
+            if session["state"] == "parked" and name in self.awaited.get(session["sid"], ()):
+                self._turn_goes_on(session, at)
+                session.update(state="open", reason=None, updated=at)
+
+    def _will_not_end(self, row: Plain) -> bool:
+        return is_over(row) or row["stuck"] is not None
 
     def _turn_goes_on(self, session: Plain, at: int) -> None:
         """Its turn was parked and is not any more: processes may wait for that."""
+        self.awaited.pop(session["sid"], None)
         for other in self.processes.values():
             if ("turn", f"{session['id']}.{session['turn']}") in [
                 (w["kind"], w["name"]) for w in other["record"]["waits"]

@@ -195,6 +195,7 @@ class ProcessModel(ProcessLog):
         if fate == "stuck":
             row.update(owner=None, stuck=SomeReason(), generation=row["generation"] + 1)
             self._happened(row, "process.stuck", {"reason": SomeReason()}, write.at)
+            self._open_turns(row["registration"]["id"], write.at)
             return {"row": copy.deepcopy(row), "won": False, "woken": [], "suspect": False}
         row.update(owner=write.worker, generation=row["generation"] + 1, attempts=attempts)
         if row["record"]["status"] == "waiting":
@@ -251,6 +252,7 @@ class ProcessModel(ProcessLog):
         if write.stuck is not None:
             row.update(owner=None, stuck=write.stuck)
             self._happened(row, "process.stuck", {"reason": write.stuck}, write.at)
+            self._open_turns(row["registration"]["id"], write.at)
         else:
             woken = self._free(row, write.at)
         return {"row": copy.deepcopy(row), "woken": woken}

@@ -456,6 +456,29 @@ class OtherRules(ProcessMachine):
             turn = f"{session['id']}.{session['turn']}"
             self.send(self.advancing(row, [b"waits"], first=True, park=(WaitOn("0", "turn", turn),)))
 
+    @has(ProcessMachine.held)
+    @rule(n=index, some=st.lists(index, min_size=1, max_size=2), alone=st.sampled_from([None, 0, 1]))
+    def a_turn_parks_until_a_process_ends(self, n: int, some: list[int], alone: int | None) -> None:
+        session = self.pick(self.held(), n)
+        wait = replace(self.new_wait(session, self.now, None, b"{}"), kind="process")
+        names = tuple(dict.fromkeys([self.pick([*self.model.processes, "nobody"], each) for each in some]))
+        heard = None if alone is None else session["next"] + alone
+        write = self.appending(session, [b"waits"], waits=(wait,), park=(wait.id,), awaits=names, heard=heard)
+        answer = self.send(write)
+        assert answer["parked"] is (session["state"] == "parked")
+        assert (wait.id in self.model.waits) is answer["parked"]
+        if answer["parked"]:
+            self.send_again(write, answer)
+
+    @has(lambda self: [s for s in self.model.sessions.values() if s["state"] == "parked"])
+    @rule(n=index, kind=st.sampled_from(["queue", "steer", "note"]), worker=st.sampled_from([None, "w2"]))
+    def something_is_said_to_a_parked_turn(self, n: int, kind: Any, worker: str | None) -> None:
+        session = self.pick([s for s in self.model.sessions.values() if s["state"] == "parked"], n)
+        opens = kind != "queue" and session["reason"] is not None
+        said = b"said %d" % self.tick()
+        self.send(Accept(session["id"], session["agent"], said, "op", self.now, kind, worker=worker))
+        assert session["state"] == ("open" if opens else "parked")
+
     @has(lambda self: [s for s in self.model.sessions.values() if s["state"] == "parked"])
     @rule(n=index, how=st.sampled_from(["claim", "cancel", "answer"]))
     def a_parked_turn_goes_on_and_what_waits_with_it_does(self, n: int, how: str) -> None:

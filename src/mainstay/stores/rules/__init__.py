@@ -262,6 +262,8 @@ def _append(write: Append) -> Iterator[RowRead[Any]]:
     yield WorkerById(scope.owner)
     for wait_id in (*(wait.id for wait in write.waits), *write.park):
         yield WaitById(wait_id)
+    for process_id in write.awaits:
+        yield ProcessById(process_id)
     yield from _blobs(write.blobs)
     yield from _blobs(tuple(digest for wait in write.waits if (digest := spilled(wait.body)) is not None))
 

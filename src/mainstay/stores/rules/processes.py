@@ -51,6 +51,7 @@ from mainstay.lifecycle.process import (
     wake_for,
 )
 from mainstay.lifecycle.process import target as heard_by
+from mainstay.model.ids import turn_id
 from mainstay.model.process import (
     RETIRED,
     TERMINAL,
@@ -128,9 +129,11 @@ from mainstay.stores.rules.rows import (
     PutDeaths,
     PutGrant,
     PutProcess,
+    PutSession,
     PutWake,
     ReferToBlobs,
     SessionById,
+    SessionBySid,
     StepAt,
     TombstoneOf,
     Transaction,
@@ -434,6 +437,9 @@ async def release_leaving(tx: Transaction, row: ProcessRow, at: int) -> None:
 async def _set_stuck(tx: Transaction, row: ProcessRow, why: str, at: int) -> ProcessRow:
     row = await append_event(tx, replace(row, owner=None, stuck=why), Event(events.STUCK, {"reason": why}, at))
     tx.change(PutProcess(row))
+    for number in await tx.read(ProcessesAwaiting(row.id)):
+        if number < 0:  # a turn, whose model can be told; a durable function waits on until it is resumed
+            await _open_turn(tx, -number, at)
     return row
 
 
@@ -597,13 +603,34 @@ async def follow_end(tx: Transaction, row: ProcessRow, at: int) -> Woken:
     while over:
         row = over.pop()
         for pid in await tx.read(ProcessesAwaiting(row.id)):
-            if (waiting := await _resume_waiting(tx, pid, at)) is not None:
+            if pid < 0:
+                await _open_turn(tx, -pid, at)
+            elif (waiting := await _resume_waiting(tx, pid, at)) is not None:
                 woken[pid] = waiting
         for child in await _stop_children(tx, row.id, at):
             woken[child.pid] = child
             if child.status in TERMINAL:
                 over.append(child)
     return tuple(woken.values())
+
+
+async def _open_turn(tx: Transaction, sid: int, at: int) -> None:
+    """What a parked turn waits for has ended: it is open again, for the next claim."""
+    row = await tx.read(SessionBySid(sid))
+    if row is None or row.state != "parked" or row.turn is None:
+        return
+    tx.change(DropAwaits(-sid))
+    await resume_with_turn(tx, turn_id(row.id, row.turn), at)
+    tx.change(PutSession(replace(row, state="open", reason=None, updated=at)))
+
+
+async def all_live(tx: Transaction, process_ids: tuple[str, ...]) -> bool:
+    """Whether the end of each of these processes is still ahead, as far as no person has to look at it first."""
+    for process_id in process_ids:
+        row = await tx.read(ProcessById(process_id))
+        if row is None or not row.live or row.stuck is not None:
+            return False
+    return True
 
 
 async def end_turn(tx: Transaction, turn: str, at: int) -> Woken:

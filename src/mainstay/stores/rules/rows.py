@@ -196,6 +196,8 @@ class LastStep(RowRead[int], frozen=True, gc=False):
 
 
 class ProcessesAwaiting(RowRead["list[int]"], frozen=True, gc=False):
+    """Those that wait for a target: a process by its number, a turn by that of its session, negated."""
+
     target: str
 
 

@@ -24,6 +24,7 @@ from mainstay.model.ids import MAX_ORDINAL, MAX_TURN, turn_id
 from mainstay.model.process import WakeRow
 from mainstay.model.record import InputKind, Joined
 from mainstay.model.session import (
+    AWAITS_PROCESSES,
     CancelRequest,
     Fork,
     InboxRow,
@@ -62,11 +63,12 @@ from mainstay.model.write import (
     TurnScope,
 )
 from mainstay.stores.rules import takeovers
-from mainstay.stores.rules.processes import end_session, end_turn, resume_with_turn, stopped_children
+from mainstay.stores.rules.processes import all_live, end_session, end_turn, resume_with_turn, stopped_children
 from mainstay.stores.rules.rows import (
     AddNode,
     AddSession,
     DeathsOfSession,
+    DropAwaits,
     DropGrants,
     DropInput,
     DropSessionData,
@@ -82,6 +84,7 @@ from mainstay.stores.rules.rows import (
     OwnedTurn,
     PendingWakesFor,
     ProcessById,
+    PutAwaits,
     PutDeaths,
     PutGrant,
     PutInput,
@@ -148,7 +151,7 @@ async def accept(tx: Transaction, write: Accept) -> Accepted:
             updated=write.at,
         )
     else:
-        row = replace(row, next=turn + 1, updated=write.at)
+        row = await _hear(tx, replace(row, next=turn + 1, updated=write.at), write)
     tx.change(AddSession(row) if created else PutSession(row))
     if not opens:
         tx.change(PutInput(InboxRow(row.sid, turn, write.kind)))
@@ -158,6 +161,13 @@ async def accept(tx: Transaction, write: Accept) -> Accepted:
     if write.blobs:
         tx.change(ReferToBlobs(row.sid, write.blobs))
     return Accepted(turn, row, opens)
+
+
+async def _hear(tx: Transaction, row: SessionRow, write: Accept) -> SessionRow:
+    """The session, whose turn is open again if it only waited for processes and this may join it."""
+    if write.kind != "queue" and row.state == "parked" and row.reason == AWAITS_PROCESSES:
+        return await _reopen(tx, row, write.worker)
+    return row
 
 
 async def accept_applied(tx: Transaction, write: Accept) -> Accepted | None:
@@ -261,7 +271,8 @@ async def append(tx: Transaction, write: Append) -> Appended:
     scope = write.scope
     found = await tx.read(OwnedTurn(scope.sid, scope.turn, write.take))
     parked = _released_by(found.row, scope) if write.park else None
-    if parked is not None and parked.state == "parked" and await _are_there(tx, scope, write.nodes):
+    landed = parked is not None and (parked.state == "parked" or (bool(write.awaits) and parked.state == "open"))
+    if parked is not None and landed and await _are_there(tx, scope, write.nodes):
         since = await tx.read(OwnedTurn(scope.sid, scope.turn, ()))
         return Appended(parked.cancel, since.inputs, parked=True)
     row = _owned(found.row, scope)
@@ -276,12 +287,14 @@ async def append(tx: Transaction, write: Append) -> Appended:
         raise InternalError(f"record {first} of {scope.session_id}.{scope.turn} exists with other content")
     waits = await _waits(tx, write, new) if write.waits or write.park else {}
     park = bool(write.park) and row.cancel is None and all(_is_open(waits.get(wait_id)) for wait_id in write.park)
+    park = park and (not write.awaits or await all_live(tx, write.awaits))
+    park = park and (write.heard is None or write.heard == row.next)
     if new:
         for node in write.nodes:
             tx.change(AddNode(scope.sid, scope.turn, node.ordinal, node.body))
         if write.take:
             _settle(tx, scope, write.take)
-        for wait in write.waits:
+        for wait in write.waits if park or not write.awaits else ():
             if waits[wait.id] is wait:
                 tx.change(PutWait(wait))
                 tx.change(ReferToBlobs(waits_of(scope.sid), _spilled([wait.body])))
@@ -289,7 +302,10 @@ async def append(tx: Transaction, write: Append) -> Appended:
             tx.change(ReferToBlobs(scope.sid, write.blobs))
     if park:
         await takeovers.clear(tx, row.sid, row.takeovers)
-        tx.change(PutSession(replace(row, state="parked", owner=None, takeovers=0, updated=write.at)))
+        reason = None if write.heard is None else AWAITS_PROCESSES
+        tx.change(PutSession(replace(row, state="parked", owner=None, takeovers=0, reason=reason, updated=write.at)))
+        if write.awaits:
+            tx.change(PutAwaits(-row.sid, write.awaits))
     elif row.takeovers and write.nodes and not write.repeats:
         await takeovers.clear(tx, row.sid, row.takeovers)
         tx.change(PutSession(replace(row, takeovers=0)))
@@ -522,8 +538,10 @@ async def _reopen(tx: Transaction, row: SessionRow, worker: str | None) -> Sessi
 
 
 async def _unpark(tx: Transaction, row: SessionRow, at: int) -> None:
-    """Resume the processes that were parked with a turn. Every rule that changes a parked turn's state calls this."""
+    """Forget what a parked turn waits for, and resume the processes that were parked with it. Every rule that changes a
+    parked turn's state calls this."""
     if row.state == "parked" and row.turn is not None:
+        tx.change(DropAwaits(-row.sid))
         await resume_with_turn(tx, turn_id(row.id, row.turn), at)
 
 
