@@ -128,6 +128,20 @@ async def test_a_worker_has_limits_of_the_os() -> None:
         assert set(environments) == {b""}  # a worker sees no keys of its host
 
 
+async def test_a_cancelled_check_leaves_the_checker_to_the_next() -> None:
+    async with executing() as executor:
+        for _ in range(5):
+            repl = await executor.open()
+            checked = asyncio.create_task(repl.begin("x = 1\n" * 2000 + "serch('a')", TOOLS, at=AT, seed="s"))
+            await asyncio.sleep(0)
+            checked.cancel()
+            await asyncio.wait([checked])
+        ran = await run(await executor.open(), "serch('a')")
+
+        assert ran.end.error is not None
+        assert ran.end.error.code == "check"
+
+
 async def test_closing_ends_every_worker_and_thread() -> None:
     threads, children = threading.active_count(), _children()
     async with executing() as executor:

@@ -132,8 +132,22 @@ class ShopOrderResult(TypedDict):
 
     Args:
         items: What to order.
-    """'''
+    """
+
+def finish(value: str) -> None:
+    """End your work with this value."""'''
     )
+
+
+def test_a_model_is_shown_what_it_is_to_finish_with() -> None:
+    schema = {"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"]}
+
+    assert shown(Functions([]), schema).splitlines()[:4] == [
+        "class Output(TypedDict):",
+        "    sum: int",
+        "",
+        "def finish(value: Output) -> None:",
+    ]
 
 
 def test_what_a_cell_is_checked_against_is_wider_and_parses() -> None:

@@ -64,6 +64,15 @@ loop. Arguments and results are plain data: None, bool, int, float, str, list, d
 later cells; a call can be awaited only in the cell that makes it."""
 
 
+async def to_its_end(running: asyncio.Future[T]) -> T:
+    """Wait for a thread, through a cancel too: until it is back, nothing else may use what it works on."""
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await asyncio.wait([running])
+        raise
+
+
 class MontyExecutor:
     """Opens REPLs on a pool of Monty's workers. `key` seals their dumps.
 
@@ -77,7 +86,7 @@ class MontyExecutor:
         self._threads = ThreadPoolExecutor(self._most + 1, thread_name_prefix="mainstay-code")
         self._pool: monty.Monty | None = None
         self._starting: asyncio.Task[monty.Monty] | None = None
-        self._checker: Checker | None = None
+        self._checker = Checker()
         self._checking = asyncio.Lock()
         self._free = self._most
         self._wanted: deque[asyncio.Future[None]] = deque()
@@ -103,8 +112,7 @@ class MontyExecutor:
         return self._most - self._free
 
     def describe(self, tools: Sequence[ToolSpec], output_schema: dict[str, Any] | None = None) -> str:
-        functions = shown(self.functions(tools))
-        return f"{SUPPORTS}\n\n```python\n{functions}\n```" if functions else SUPPORTS
+        return f"{SUPPORTS}\n\n```python\n{shown(self.functions(tools), output_schema)}\n```"
 
     def fault(self, tools: Sequence[ToolSpec]) -> str | None:
         return self.functions(tools).fault
@@ -151,8 +159,7 @@ class MontyExecutor:
         if self._starting is not None:
             await asyncio.wait([self._starting])
         async with self._checking:
-            if self._checker is not None:
-                await self.in_thread(self._checker.close)
+            await self.in_thread(self._checker.close)
         if self._pool is not None:
             await self.in_thread(self._pool.__exit__, None, None, None)
         self._threads.shutdown(wait=True)
@@ -173,7 +180,7 @@ class MontyExecutor:
 
     async def give(self, worker: Worker) -> None:
         try:
-            await asyncio.shield(self.in_thread(worker.close))
+            await to_its_end(self.in_thread(worker.close))
         finally:
             self._release()
 
@@ -255,10 +262,8 @@ class MontyExecutor:
         """Diagnostics of a cell; None where the checker gave up on it."""
         async with self._checking:
             try:
-                if self._checker is None:
-                    self._checker = await self.in_thread(Checker)
-                return await asyncio.shield(self.in_thread(self._checker.check, code, functions, mentions, names))
-            except monty.MontyError:
+                return await to_its_end(self.in_thread(self._checker.check, code, functions, mentions, names))
+            except (monty.MontyError, OSError):
                 return None
 
 
@@ -405,12 +410,14 @@ class MontyRepl:
             await self._give_back()
 
     async def _freeze(self, worker: Worker) -> bytes:
-        if self._frozen is None:
+        frozen = self._frozen
+        if frozen is None:
             try:
-                self._frozen = await asyncio.shield(self._executor.in_thread(worker.dump))
+                frozen = await to_its_end(self._executor.in_thread(worker.dump))
             except monty.MontyError:  # it died while the cell waited: the next step finds nothing to load
-                self._frozen = b""
-        return self._frozen
+                frozen = b""
+            self._frozen = frozen
+        return frozen
 
     async def dump(self, contains: str) -> bytes:
         async with self._lock:
@@ -444,7 +451,7 @@ class MontyRepl:
             return []
         worker = await self._executor.take(self._seed, Functions(()))
         try:
-            return await asyncio.shield(
+            return await to_its_end(
                 self._executor.in_thread(blocking.list_variables, worker, self._variables, self._names)
             )
         finally:

@@ -329,7 +329,7 @@ async def settle(*calls: Awaitable[Any]) -> list[Any]: ...
 # For the prompt
 
 
-def shown(functions: Functions) -> str:
+def shown(functions: Functions, output_schema: Mapping[str, Any] | None = None) -> str:
     """The functions as Python that a model reads: classes of arguments first, then signatures with docstrings."""
     types = _Types(wide=False)
     blocks = []
@@ -337,5 +337,7 @@ def shown(functions: Functions) -> str:
         # A dotted name is no Python; it is how the function is called, which is what the reader needs.
         head = _signature(function, types, function.path)
         blocks.append(f"{head}\n{textwrap.indent(_documentation(function), '    ')}")
+    output = "str" if output_schema is None else types.of(output_schema, output_schema, "output")
+    blocks.append(f'def finish(value: {output}) -> None:\n    """End your work with this value."""')
     classes = [text for text in types.classes.values() if text]
     return "\n\n".join((*classes, *blocks))

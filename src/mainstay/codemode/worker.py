@@ -590,8 +590,7 @@ class Checker:
     SECONDS = 5.0
 
     def __init__(self) -> None:
-        self._pool = monty.Monty(min_processes=1, max_processes=1, request_timeout=self.SECONDS)
-        self._pool.__enter__()
+        self._pool: monty.Monty | None = None
         self._session: monty.MontySession | None = None
         self._modules: dict[str, monty.ExternalModule] = {}
 
@@ -631,6 +630,9 @@ class Checker:
         return stem
 
     def _opened(self) -> monty.MontySession:
+        if self._pool is None:
+            pool = monty.Monty(min_processes=1, max_processes=1, request_timeout=self.SECONDS)
+            self._pool = pool.__enter__()
         if self._session is None:
             self._session = self._pool.checkout(
                 limits={"max_suspensions": MOST_SUSPENSIONS, "max_feed_duration_secs": self.SECONDS},
@@ -650,4 +652,5 @@ class Checker:
 
     def close(self) -> None:
         self._drop()
-        self._pool.__exit__(None, None, None)
+        if self._pool is not None:
+            self._pool.__exit__(None, None, None)
