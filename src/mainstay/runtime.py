@@ -419,13 +419,17 @@ class Runtime:
         return await self._supervisor.finish(timeout)
 
     async def wait_idle(self, timeout: float | None = None) -> bool:
-        """Wait until this store holds nothing that this Runtime could work on now; False when time ran out."""
+        """Wait until this store holds nothing that this Runtime could work on now; False when time ran out.
+
+        A turn that is parked does not count, nor does a command, such as a server, whose end nothing here waits for and
+        no session is woken by.
+        """
         parts = self._open()
         validate.seconds(timeout)
         try:
             async with asyncio.timeout(timeout):
                 while True:
-                    await self._supervisor.finish(None)
+                    await self._supervisor.finish_but(lambda: self._work.unheard().values())
                     parts.activity.polled.clear()
                     if not await could_work(parts, self._work, self._wakes, self._recover):
                         return True

@@ -31,7 +31,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Coroutine, Iterable
+from collections.abc import Callable, Container, Coroutine, Iterable
 from enum import IntEnum
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -157,6 +157,8 @@ class ScopeRunner(Generic[ScopeRow]):
 
 log = logging.getLogger("mainstay.engine")
 
+LOOK_SECONDS = 0.1
+"""How often `finish_but` looks whether a task has come to where it is not waited for."""
 STOP_SECONDS = 1.0
 """How long a cancelled task may take before it is left behind."""
 
@@ -180,6 +182,11 @@ class Supervisor:
 
     def __len__(self) -> int:
         return len(self._tasks)
+
+    async def finish_but(self, apart: Callable[[], Container[str]]) -> None:
+        """Wait for all tasks but those with these names, which may become others meanwhile."""
+        while busy := [task for task in self._tasks if task.get_name() not in apart()]:
+            await asyncio.wait(busy, timeout=LOOK_SECONDS)
 
     async def finish(self, timeout: float | None) -> bool:
         """Wait for all tasks, also for those that others of them begin meanwhile; True when they are done."""
