@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 
 from mainstay.commands.job import Job, Started, Status
+from mainstay.commands.sandbox import rules_of
 from mainstay.commands.spawner import Spawner, SpawnFailed, StartRequest, check
+from mainstay.model.sandbox import Confinement
 from tests.kit import SOON
 
 MARK = f"test-{os.getpid()}-"
@@ -56,7 +58,9 @@ class Commands:
     def request(self, job: Job, argv: list[str], **options: Any) -> StartRequest:
         env = {"PATH": os.environ["PATH"], "LANG": "C.UTF-8", **options.pop("env", {})}
         cwd = str(options.pop("cwd", self.folder))
-        return StartRequest(job.folder, MARK + secrets.token_hex(8), argv, env, cwd, **options)
+        sandbox: Confinement | None = options.pop("sandbox", None)
+        rules = () if sandbox is None else rules_of(sandbox)
+        return StartRequest(job.folder, MARK + secrets.token_hex(8), argv, env, cwd, rules=rules, **options)
 
     async def start(self, *argv: str, **options: Any) -> Job:
         """Begin a command that can be begun."""

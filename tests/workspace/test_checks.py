@@ -40,7 +40,8 @@ def work(tmp_path: Path) -> Path:
 
 @pytest.fixture
 async def model(work: Path) -> AsyncIterator[Conversation]:
-    found = Conversation(Workspace([work], unsandboxed=True, policy=Policy(otherwise="allow")).tools(commands=True))
+    workspace = Workspace([work], unsandboxed=True, policy=Policy(otherwise="allow"), read=[RECORDED])
+    found = Conversation(workspace.tools(commands=True))
     async with Runtime("memory", agents=[found.agent], commands=CommandSettings(head=100, tail=100)) as found.runtime:
         found.session = await found.runtime.session("s")
         yield found

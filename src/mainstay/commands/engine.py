@@ -60,6 +60,7 @@ from mainstay.commands.job import (
 )
 from mainstay.commands.os_tree import Remains, end, end_lost
 from mainstay.commands.output import follow, read, summarize
+from mainstay.commands.sandbox import Sandbox, check_folders, confined_environment
 from mainstay.commands.shim import STDIN_ROOM
 from mainstay.commands.spawner import PreparedShim, Spawner, SpawnFailed, StartRequest, check
 from mainstay.errors import (
@@ -69,7 +70,6 @@ from mainstay.errors import (
     InvalidInput,
     MainstayError,
     RuntimeClosed,
-    SandboxUnavailable,
     StoreError,
     TimedOut,
     TooManyCommands,
@@ -99,6 +99,7 @@ from mainstay.model.process import (
     Signal,
     Success,
 )
+from mainstay.model.sandbox import Confinement
 from mainstay.model.session import CancelRequest
 from mainstay.model.tool import Artifact
 from mainstay.model.write import ProcessLimits
@@ -192,6 +193,8 @@ class CommandEngine:
         self.host = socket.gethostname()
         self.boot = own_boot() if is_supported() else ""
         self._spawner = Spawner()
+        path = getattr(store, "path", None)
+        self._sandbox = Sandbox(self.jobs, None if path is None else os.fspath(path))
         self._live: dict[str, str] = {}
         self.found: dict[str, Job] = {}
         self._values: dict[str, dict[str, str]] = {}
@@ -212,17 +215,17 @@ class CommandEngine:
             return None
         self.jobs()
         given = what.command
-        cwd = os.path.abspath(os.path.expanduser(given.cwd)) if given.cwd else _own_folder()
+        sandbox = None if given.sandbox is None else self._sandbox.choose(given.sandbox)
+        cwd = os.path.abspath(os.path.expanduser(given.cwd)) if given.cwd else _usual_folder(sandbox)
         limits = self.settings
         command = replace(
             given,
             cwd=cwd,
+            sandbox=sandbox,
             timeout=_least(given.timeout, limits.seconds),
             output_limit=_least(given.output_limit, limits.output_bytes),
         )
         check_names(command)
-        if command.sandbox is not None and not command.sandbox.unsandboxed:
-            raise SandboxUnavailable("commands cannot be confined here yet: say unsandboxed=True to run it without")
         label = command.display if len(command.display) <= LABEL else f"{command.display[: LABEL - 1]}…"
         events = [SIGNALS[INTERRUPT], EventType(ARTIFACT), *watch_events(command.watch)]
         events += [SIGNALS[STDIN]] if command.stdin or command.pty else []
@@ -236,10 +239,15 @@ class CommandEngine:
         """Raise InvalidCommand for what the OS would not run. Only of a command that is new: one that is asked for
         again is found though its program or its folder is not there any more."""
         command = msgspec.convert(registration.input, Command)
+        if command.sandbox is not None:
+            check_folders(command.sandbox, command.cwd)
         check(command.argv, self._environment(command, values), command.cwd)
 
     def _environment(self, command: Command, values: Mapping[str, str]) -> dict[str, str]:
-        return environment(command, os.environ, values, self.settings.inherit)
+        env = environment(command, os.environ, values, self.settings.inherit)
+        if command.sandbox is None or command.sandbox.how == "none":
+            return env
+        return confined_environment(env, (*command.env, *command.grants))
 
     def jobs(self) -> Path:
         """The folder of job folders. Raises CommandsUnavailable where there can be none."""
@@ -340,13 +348,18 @@ class CommandEngine:
             env = self._environment(command, self._values.get(process_id, {}))
         except InvalidCommand as error:
             return str(error)
+        rules: list[bytes] = []
+        if command.sandbox is not None:
+            if why := await asyncio.to_thread(self._sandbox.check, command.sandbox):
+                return why
+            rules = self._sandbox.rules(command.sandbox)
         limit, most = command.output_limit, self.settings.session_output_bytes
         session_id = self._live.get(process_id, "")
         if session_id and most is not None:
             limit = _least(limit, max(most - self._written(session_id), 1))
         request = StartRequest(
             job.folder, token, command.argv, env, command.cwd, command.stdin, command.pty, command.timeout,
-            command.silence, limit, command.grace, command.strays,
+            command.silence, limit, command.grace, command.strays, rules,
         )  # fmt: skip
         try:
             started = await self._spawner.start(request, self._shims.pop(process_id, None), identified)
@@ -777,6 +790,10 @@ def _own_folder() -> str:
 
 def _least(one: Any, other: Any) -> Any:
     return min((each for each in (one, other) if each is not None), default=None)
+
+
+def _usual_folder(sandbox: Confinement | None) -> str:
+    return sandbox.write[0] if sandbox is not None and sandbox.write else _own_folder()
 
 
 def _session_of(registration: Registration) -> str:

@@ -49,6 +49,10 @@ try:
 except ImportError:
     pass  # not on Linux: a Runtime reads this module there too, and refuses commands
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from mainstay.commands.confine import Confined
+
 READ = 1 << 16
 """Bytes of output read at once."""
 ENTRY = 32
@@ -346,9 +350,11 @@ class Shim:
     """One command. Everything happens in one thread, in `run`; a signal only wakes it up."""
 
     def __init__(self, request: list[bytes], boot: bytes, answer: int) -> None:
-        self.folder, self.token, self.cwd, options, count = request[:5]
-        self.argv = request[5 : 5 + int(count)]
-        self.env = dict(pair.split(b"=", 1) for pair in request[5 + int(count) :])
+        self.folder, self.token, self.cwd, options, rules, count = request[:6]
+        self.argv, self.env = request[6 : 6 + int(count)], request[6 + int(count) :]
+        self.rules = rules
+        self.confined: Confined | None = None
+        self.keepers: set[int] = set()
         self.option = dict(line.split(b" ", 1) for line in options.splitlines())
         self.boot, self.answer, self.lock = boot, answer, -1
 
@@ -366,6 +372,7 @@ class Shim:
         self.poll = select.poll()
         self.streams: dict[int, int] = {}
         self.connections: dict[int, Connection] = {}
+        self.verdict: tuple[int, ...] = ()
         self.terminal = self.stdin = -1
         self.stdin_queue = bytearray()
         self.stdin_last, self.stdin_closing = 0, False
@@ -426,7 +433,9 @@ class Shim:
             pass  # the leader was killed; it will be reaped
         os.close(self.go)
         self._reply(b"started\n" + identity + b"\n")  # meanwhile the leader runs the program
-        for fd in (self.failure, self.wake, self.control.fileno(), *self.streams):
+        if self.confined is not None:
+            self.verdict = self.confined.verdict()
+        for fd in (self.failure, self.wake, self.control.fileno(), *self.streams, *self.verdict):
             self.poll.register(fd, select.POLLIN)
 
     def _claim(self) -> None:
@@ -467,38 +476,36 @@ class Shim:
             os.set_blocking(fd, False)
         self.failure, failure_theirs = os.pipe2(os.O_CLOEXEC)
         go_theirs, self.go = os.pipe2(os.O_CLOEXEC)
-        self.leader = os.fork()
+        numbers = (*theirs, go_theirs, failure_theirs, int(self.terminal >= 0), umask)
+        leader = [b"%d" % number for number in numbers]
+        leader += [self.cwd, b"%d" % len(self.argv), *self.argv, *self.env, TOKEN + b"=" + self.token]
+        if self.rules:
+            self.leader = self._fork_confined(leader, [*theirs, go_theirs, failure_theirs], failure_theirs)
+        else:
+            self.leader = os.fork()
         if self.leader == 0:
-            stage = b"setup"
-            try:
-                os.close(self.go)
-                os.close(self.lock)
-                os.setsid()
-                if self.terminal >= 0:
-                    fcntl.ioctl(theirs[0], TIOCSCTTY, 0)
-                _signal.set_wakeup_fd(-1)
-                for number in _signal.valid_signals():
-                    if number not in (_signal.SIGKILL, _signal.SIGSTOP):
-                        _signal.signal(number, _signal.SIG_DFL)
-                _signal.pthread_sigmask(_signal.SIG_SETMASK, ())
-                os.umask(umask)
-                for number, fd in enumerate(theirs):
-                    os.dup2(fd, number)
-                if not os.read(go_theirs, 1):
-                    os._exit(0)
-                os.closerange(3, failure_theirs)
-                os.closerange(failure_theirs + 1, os.sysconf("SC_OPEN_MAX"))
-                stage = b"cwd"
-                os.chdir(self.cwd)
-                stage = b"exec"
-                _exec(self.argv, self.env | {TOKEN: self.token})
-            except OSError as error:
-                os.write(failure_theirs, b"%s %d" % (stage, error.errno or 0))
-            finally:
-                os._exit(127)
+            os.close(self.go)
+            os.close(self.lock)
+            run_leader(leader, self.confined)
         for fd in {*theirs, failure_theirs, go_theirs} - {0}:
             os.close(fd)
-        self.env, self.argv = {}, []  # values may be secrets
+        self.env, self.argv, self.rules = [], [], b""  # values may be secrets
+        if self.leader < 0:
+            stage, _, number = os.read(self.failure, 64).partition(b" ")
+            raise Refused(stage.decode() or "sandbox", int(number or 0))
+
+    def _fork_confined(self, leader: list[bytes], inherited: list[int], failure: int) -> int:
+        import confine  # type: ignore[import-not-found]  # noqa: PLC0415  # ty: ignore[import-not-found]
+
+        try:
+            self.confined = confined = confine.Confined(unpack(self.rules), self.folder)
+            pid: int = confined.fork(leader, inherited, failure)
+            self.keepers = confined.keepers
+            if pid > 0:
+                confined.limit_processes(pid)
+        except OSError as error:
+            raise Refused("sandbox", error.errno or 0) from None
+        return pid
 
     def _identity(self) -> bytes:
         shim, leader = stat_of(os.getpid()), stat_of(self.leader)
@@ -550,6 +557,8 @@ class Shim:
                 os.read(fd, 4096)
             elif fd == self.failure:
                 self._exec_ended()
+            elif fd in self.verdict:
+                self.poll.unregister(fd)  # it says one thing, which `_reap` reads
             elif fd == self.control.fileno():
                 self._accept()
             elif fd in self.connections:
@@ -600,16 +609,22 @@ class Shim:
             self._kill(b"killed output_limit", self.grace)
 
     def _reap(self) -> None:
+        if self.confined is not None and (status := self.confined.ended()) is not None:
+            self._leader_ended(status)
         try:
             while True:
                 pid, status = os.waitpid(-1, os.WNOHANG)
                 if pid == 0:
                     return
-                if pid == self.leader:
-                    self.leader_status = status
-                    self.ended, self.ended_wall = time.monotonic(), time.time()
+                if pid == self.leader or (self.confined is not None and pid == self.confined.keeper):
+                    self._leader_ended(status)
         except ChildProcessError:
             self.childless = True
+
+    def _leader_ended(self, status: int) -> None:
+        if self.leader_status is None:
+            self.leader_status = status
+            self.ended, self.ended_wall = time.monotonic(), time.time()
 
     def _exec_ended(self) -> None:
         """The pipe of the leader's failure ended: by exec, or after a message."""
@@ -716,9 +731,10 @@ class Shim:
                 parents.append(pid)
                 if state in b"ZX":
                     continue
-                living += 1
-                self.found.setdefault((pid, start), comm)
-                for number in numbers:
+                if pid not in self.keepers:
+                    living += 1
+                    self.found.setdefault((pid, start), comm)
+                for number in numbers if pid not in self.keepers else {_signal.SIGKILL}.intersection(numbers):
                     send_signal(pid, start, number)
         return living
 
@@ -905,6 +921,8 @@ class Shim:
 
     def _finish(self) -> None:
         self.output.flush()
+        if self.confined is not None:
+            self.confined.close()
         text = self._status_text()
         os.pwrite(self.status, text, 0)
         os.ftruncate(self.status, len(text))
@@ -962,6 +980,43 @@ class Shim:
         listed = list(self.found.items())[:LISTED]
         lines.extend(b"process %d %d %s" % (pid, start, plain(name, 32)) for (pid, start), name in listed)
         return b"\n".join(lines) + b"\n"
+
+
+def run_leader(leader: list[bytes], confined: Confined | None) -> None:
+    """The leader, from its fork to its exec: it waits to be let go in between."""
+    stdin, stdout, stderr, go, failure, terminal, umask = map(int, leader[:7])
+    cwd, argc = leader[7], int(leader[8])
+    argv, env = leader[9 : 9 + argc], dict(pair.split(b"=", 1) for pair in leader[9 + argc :])
+    stage = b"setup"
+    try:
+        os.setsid()
+        if terminal:
+            fcntl.ioctl(stdin, TIOCSCTTY, 0)
+        _signal.set_wakeup_fd(-1)
+        for number in _signal.valid_signals():
+            if number not in (_signal.SIGKILL, _signal.SIGSTOP):
+                _signal.signal(number, _signal.SIG_DFL)
+        _signal.pthread_sigmask(_signal.SIG_SETMASK, ())
+        os.umask(umask)
+        for number, fd in enumerate((stdin, stdout, stderr)):
+            os.dup2(fd, number)
+        if not os.read(go, 1):
+            os._exit(0)
+        os.closerange(3, failure)
+        os.closerange(failure + 1, os.sysconf("SC_OPEN_MAX"))
+        os.set_inheritable(failure, False)
+        stage = b"cwd"
+        os.chdir(cwd)
+        if confined is not None:
+            stage = b"sandbox"
+            env = confined.environment(env)
+            confined.lock()
+        stage = b"exec"
+        _exec(argv, env)
+    except OSError as error:
+        os.write(failure, b"%s %d" % (stage, error.errno or 0))
+    finally:
+        os._exit(127)
 
 
 def _exec(argv: list[bytes], env: dict[bytes, bytes]) -> None:

@@ -51,6 +51,7 @@ STAGES: Mapping[str, str] = {
     "spent": "its job folder was used before",
     "setup": "it could not be set up",
     "cwd": "its working directory cannot be entered",
+    "sandbox": "its sandbox cannot be made",
     "exec": "its program cannot be run",
     "shim": "its shim died before the command began",
 }
@@ -61,7 +62,8 @@ class StartRequest:
     """What to run, and where to keep what it says. `check` must have let it pass.
 
     `token` is in the command's environment, to find its processes by. `pty` is rows and columns. `timeout` and
-    `silence` are seconds, `output_limit` is bytes of both streams together; they hold though no Runtime lives.
+    `silence` are seconds, `output_limit` is bytes of both streams together; they hold though no Runtime lives. `rules`
+    are those of its sandbox (`sandbox.rules_of`); without any it is not confined.
     """
 
     folder: Path
@@ -76,6 +78,7 @@ class StartRequest:
     output_limit: int | None = None
     grace: float = 2.0
     strays: Literal["kill", "leave"] = "kill"
+    rules: Sequence[bytes] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,6 +381,7 @@ def _encode(request: StartRequest) -> bytes:
             request.token.encode(),
             os.fsencode(request.cwd),
             "\n".join(options).encode(),
+            shim.pack(list(request.rules))[4:],
             b"%d" % len(request.argv),
             *map(os.fsencode, request.argv),
             *(os.fsencode(f"{name}={value}") for name, value in request.env.items()),

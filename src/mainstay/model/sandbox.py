@@ -7,21 +7,26 @@ chosen by a self-test of the machine (`mainstay.commands.sandbox`) before the co
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Literal, TypeAlias, get_args
 
 from msgspec import Struct
 
-from mainstay.errors import InvalidCommand, InvalidDefinition, quoted
+from mainstay.errors import InvalidCommand, InvalidDefinition, SandboxUnavailable, quoted
 from mainstay.model import validate
 
 Implementation: TypeAlias = Literal["bubblewrap", "namespaces", "landlock", "none"]
 """By which means a command is confined. "none": by none, because the host allowed that where there are no others."""
 
-Gap: TypeAlias = Literal["git", "unix_sockets"]
-"""What a host may accept by name. "git": commands write in `.git`; its configuration and hooks stay read-only where
-there is a mount namespace, and are writable without one. "unix_sockets": sockets in the file system may be connected to
-in the folders that are granted."""
+Gap: TypeAlias = Literal["git", "unix_sockets", "attributes"]
+"""What a host may accept by name.
+
+"git": commands change what is in `.git`, and without a mount namespace also its configuration and hooks; with one these
+stay read-only. Without it `.git` is read-only, and where there is no mount namespace so is the root that it is in.
+"unix_sockets": sockets in the folders that are granted may be connected to; a mount namespace is needed.
+"attributes": where there is no mount namespace, commands may change modes, owners and times of all files of this user;
+without it they may change none.
+"""
 
 MOST_PATHS = 256
 LONGEST_PATH = 4095
@@ -107,3 +112,20 @@ def _check_path(name: str, path: object) -> None:
     plain = text is not None and text.startswith("/") and "\0" not in text and "\n" not in text
     if not plain or text is None or len(text.encode()) > LONGEST_PATH or {".", ".."} & set(text.split("/")):
         raise InvalidCommand(f"sandbox: {name} has {quoted(path):.200}: give absolute paths, without links")
+
+
+def folder_of_store(store: str, granted: Iterable[str]) -> tuple[str, ...]:
+    """The folder of a store, if a command could see it in what it is granted: it is to be hidden. Paths are absolute
+    and without links.
+
+    A folder can be covered, files in a folder that stays visible cannot: SQLite deletes some and makes them anew. So a
+    store whose folder itself is granted is refused.
+    """
+    folder = store.rpartition("/")[0]
+    for path in granted:
+        if path in (folder, store) or path.startswith(f"{store}-"):
+            raise SandboxUnavailable(
+                f"the store {store} is in {path} itself, which the command may see: keep the store in a folder of its "
+                f"own, such as {path}/.mainstay/, or outside of it"
+            )
+    return (folder,) if any(folder.startswith(f"{path}/") for path in granted) else ()

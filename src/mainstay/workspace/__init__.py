@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING
 
 from mainstay.errors import InvalidDefinition, quoted
 from mainstay.model import validate
-from mainstay.model.sandbox import Confinement
+from mainstay.model.sandbox import Confinement, Gap, SandboxLimits, check_gaps
 from mainstay.workspace.paths import Paths, check_roots
 
 if TYPE_CHECKING:
     from mainstay.workspace.policy import Policy
     from mainstay.workspace.tools import FileTools
+
+NO_LIMITS = SandboxLimits()
 
 
 class Workspace:
@@ -22,36 +24,60 @@ class Workspace:
     Relative paths are below the first of `roots`. Links are followed as far as they stay in the workspace. Git's
     configuration and hooks, and the store, are off limits. A file with several names (hard links) may be one from
     outside, and is refused; `hard_links=True` lets it be read, as package managers that share files need it.
-    Commands are confined to the roots, and refused where this machine cannot do that, unless `unsandboxed` allows it.
-    `policy` says which of them run, and which a person is asked about; without one, that is all that do more than read.
+
+    Commands are confined to it by the operating system (`confinement`), in a sandbox that a self-test of this machine
+    chooses. `network`: they may use the host's. `read`: other folders that they may read and run programs from; those
+    of the system and of this Python are always among them. `limits`: how much they may use. `accept`: gaps that the
+    host accepts by name (`mainstay.model.sandbox.Gap`). `unsandboxed`: where nothing confines them they run all the
+    same; otherwise they are refused there. `policy` says which of them run, and which a person is asked about; without
+    one, that is all that do more than read.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each by name
         self,
         roots: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
         *,
         hard_links: bool = False,
-        unsandboxed: bool = False,
+        network: bool = False,
         policy: Policy | None = None,
+        read: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = (),
+        limits: SandboxLimits = NO_LIMITS,
+        accept: Sequence[Gap] = (),
+        unsandboxed: bool = False,
     ) -> None:
-        validate.flag(hard_links, "hard_links")
+        validate.flag(hard_links, "hard_links", InvalidDefinition)
         if policy is not None:
             from mainstay.workspace.policy import Policy  # noqa: PLC0415  # who gives one has imported it
 
             if not isinstance(policy, Policy):
                 raise InvalidDefinition(f"policy={quoted(policy)} is no Policy of mainstay.workspace.policy: make one")
         self._policy = policy
-        self._unsandboxed = validate.flag(unsandboxed, "unsandboxed")
         self._paths = Paths(check_roots(roots), hard_links)
+        if not isinstance(limits, SandboxLimits):
+            raise InvalidDefinition(f"limits={quoted(limits):.200} is not usable: give SandboxLimits(…)")
+        self._confinement = Confinement(
+            write=self._paths.roots,
+            read=check_roots(read) if read else (),
+            network=validate.flag(network, "network", InvalidDefinition),
+            limits=limits,
+            accept=check_gaps(accept, InvalidDefinition),
+            unsandboxed=validate.flag(unsandboxed, "unsandboxed", InvalidDefinition),
+        )
 
     @property
     def roots(self) -> tuple[str, ...]:
         """The folders, as absolute paths without links."""
         return self._paths.roots
 
-    def confinement(self, store: str | None) -> Confinement:
-        """What a command in it may do; `store` is the file of the store, which is off limits."""
-        return Confinement(write=self.roots, unsandboxed=self._unsandboxed)
+    def confinement(self, store: str | os.PathLike[str] | None = None) -> Confinement:
+        """What a command of this workspace may do: `command(…, sandbox=workspace.confinement(store))`.
+
+        This is where the paths of a workspace become rules for the operating system. `store`: the path of the
+        runtime's store, which no command sees. Raises SandboxUnavailable where that cannot be: it is in a root itself.
+        """
+        from mainstay.workspace.confinement import with_paths  # noqa: PLC0415  # most programs run no commands
+
+        return with_paths(self._confinement, None if store is None else os.path.realpath(store))
 
     def tools(self, *, commands: bool = False) -> FileTools:
         """The tools for its files, as one set: read, write, edit, delete, list, search, outline. With `commands`, also

@@ -1,0 +1,745 @@
+"""The confinement of one command: made by its shim between fork and exec, and loaded by no other shim.
+
+    namespaces    shim ──clone──▶ keeper (process 1 of its own pid namespace) ──fork──▶ leader ──▶ lock ──▶ exec
+    bubblewrap    shim ──fork──▶ bwrap ──▶ keeper ──fork──▶ leader ──▶ lock ──▶ exec
+    landlock      shim ──fork──▶ leader ──▶ lock ──▶ exec
+
+The shim itself stays outside, in the host's namespaces. The **keeper** sees the command's namespaces made, begins the
+leader and reaps what the leader leaves. It tells the shim through a socket who the leader is, as the kernel's stamp on
+the message says it in the shim's own numbers, and how it ended: process 1 of a namespace cannot end itself with a
+signal. It ends when nothing is left, and all processes of the namespace end with it. It ignores every signal but KILL,
+as process 1 does, so a TERM to the whole tree ends the command and not what reaps it.
+
+What holds, and by what:
+
+    files             a file system of its own: an empty one into which the granted folders are mounted, read-only or
+                      not; what is protected is mounted read-only over itself, what is hidden is covered. Landlock says
+                      the same once more where the kernel has it, and alone where there is no mount namespace
+    names to come     a folder that is protected or hidden and not there yet is made, empty, to be mounted over
+    renaming          every folder between a root and what is protected in it is a mount too: those cannot be renamed
+    network           a network namespace with nothing but its own loopback; seccomp refuses the other families, and
+                      those in the file system (AF_UNIX), which no namespace covers; without one it refuses all
+    other processes   a pid namespace with its own /proc; without one Landlock's scopes, and /proc is not granted
+    the kernel        no capabilities, no new privileges, and the calls in `REFUSED`
+
+Attributes (mode, owner, times) are no matter of Landlock's, so without a mount namespace the calls that change them are
+refused. Calls are refused with EPERM; an architecture other than the interpreter's is refused as a whole.
+
+It runs on what the interpreter has built in, like the shim: paths are bytes, and the kernel is called by number.
+"""
+
+from __future__ import annotations
+
+import _ctypes
+import _signal  # type: ignore[import-not-found]  # ty: ignore[import-not-found]  # as in the shim
+import _socket
+import fcntl
+import os
+import sys
+
+SETUP_SECONDS = 30.0
+TEMPORARY_BYTES = 2 << 30
+"""Of the private /tmp, which is in memory."""
+TEMPORARY, HOME = b"/tmp", b"/tmp/home"
+DEVICES = (b"null", b"zero", b"full", b"random", b"urandom", b"tty")
+PROC_FILES = (b"cpuinfo", b"meminfo", b"stat", b"version", b"uptime", b"loadavg", b"filesystems")
+"""Of /proc, where it is the host's: nothing about a process."""
+FOLDERS = (b".git", b".mainstay", b"hooks", b"modules")
+"""Names that are made as folders where they are protected and not there; others are made as files."""
+
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_PRIVATE = 1, 2, 4, 8, 4096, 16384, 1 << 18
+MNT_DETACH = 2
+ATTR_RDONLY, ATTR_NOSUID, ATTR_NODEV = 1, 2, 4
+AT_EMPTY_PATH, AT_RECURSIVE = 0x1000, 0x8000
+NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET = (
+    0x20000, 0x2000000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000,
+)  # fmt: skip
+NEW_ANY = NEWNS | NEWCGROUP | NEWUTS | NEWIPC | NEWUSER | NEWPID | NEWNET
+PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 4, 24, 38, 47, 4
+CAPABILITY_VERSION = 0x20080522
+EPERM, EINVAL, ENOSYS, ETIMEDOUT = 1, 22, 38, 110
+SIOCSIFFLAGS, IFF_UP = 0x8914, 1
+TIOCSTI, TIOCLINUX = 0x5412, 0x541C
+AF_UNIX, AF_INET, AF_INET6, AF_NETLINK = 1, 2, 10, 16
+RLIMIT = {b"cpu": 0, b"file_size": 1, b"processes": 6, b"memory": 9}
+RLIMIT_CORE = 4
+SCM_CREDENTIALS = 2
+
+# Landlock: what may be done to files, by the version of the interface that knows it.
+EXECUTE, WRITE_FILE, READ_FILE, READ_DIR, TRUNCATE, IOCTL_DEV = 1, 1 << 1, 1 << 2, 1 << 3, 1 << 14, 1 << 15
+MAKE_CHAR, MAKE_BLOCK, REFER = 1 << 6, 1 << 11, 1 << 13
+OF_FILES = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEV
+READING = EXECUTE | READ_FILE | READ_DIR
+SCOPES = 3
+"""Neither abstract sockets of processes outside nor signals to them."""
+LANDLOCK_ALONE = 6
+"""The version from which on Landlock does without namespaces: it knows truncation (3) and scopes (6)."""
+
+MACHINES = {"x86_64": 0, "aarch64": 1}
+AUDIT = (0xC000003E, 0xC00000B7)
+X32 = 0x40000000
+
+CALLS = {
+    "clone": (56, 220), "mount": (165, 40), "umount2": (166, 39), "pivot_root": (155, 41), "mount_setattr": (442, 442),
+    "prctl": (157, 167), "capset": (126, 91), "seccomp": (317, 277), "prlimit64": (302, 261),
+    "landlock_create_ruleset": (444, 444), "landlock_add_rule": (445, 445), "landlock_restrict_self": (446, 446),
+    "socket": (41, 198), "ioctl": (16, 29), "clone3": (435, 435), "setpriority": (141, 140),
+}  # fmt: skip
+REFUSED = (
+    # other processes
+    (101, 117), (310, 270), (311, 271), (438, 438), (440, 440), (312, 272),  # ptrace, process_vm_*, pidfd_getfd, kcmp
+    # keys, bpf, faults, counters, rings
+    (248, 217), (249, 218), (250, 219), (321, 280), (323, 282), (298, 241), (425, 425), (426, 426), (427, 427),
+    # mounts and namespaces
+    (165, 40), (166, 39), (155, 41), (161, 51), (428, 428), (429, 429), (430, 430), (431, 431), (432, 432), (433, 433),
+    (442, 442), (467, 467), (272, 97), (308, 268),
+    # files by handle, marks on file systems
+    (304, 265), (300, 262),
+    # modules, other kernels, power, swap, clocks, names, accounting, quotas, the log
+    (175, 105), (313, 273), (176, 106), (246, 104), (320, 294), (169, 142), (167, 224), (168, 225), (164, 170),
+    (227, 112), (305, 266), (170, 161), (171, 162), (163, 89), (179, 60), (443, 443), (103, 116), (153, 58),
+)  # fmt: skip
+REFUSED_X86 = (172, 173)
+"""Ports: iopl, ioperm."""
+SHARED = (
+    # System V and POSIX: memory, semaphores and queues of other processes of this user
+    (29, 194), (30, 196), (31, 195), (64, 190), (65, 193), (66, 191), (220, 192), (68, 186), (69, 189), (70, 188),
+    (71, 187), (240, 180), (241, 181), (279, 239), (256, 238),
+)  # fmt: skip
+OF_OTHERS = ((302, 261), (203, 122), (144, 119), (142, 118), (314, 274))
+"""Calls whose first argument names a process, 0 being the caller: limits and scheduling."""
+ATTRIBUTES = (
+    # mode, owner, times and extended attributes
+    (91, 52), (268, 53), (452, 452), (93, 55), (260, 54), (188, 5), (189, 6), (190, 7), (197, 14), (198, 15),
+    (199, 16), (463, 463), (466, 466),
+)  # fmt: skip
+TIMES = (280, 88)
+"""Of a path, or of an open file if there is no path: `touch` does the latter, to what it may open."""
+ATTRIBUTES_X86 = (90, 92, 94, 132, 235, 261)
+"""The same in their older shapes: chmod, chown, lchown, utime, utimes, futimesat."""
+
+
+class _Long(_ctypes._SimpleCData):  # type: ignore[type-arg]  # ty: ignore[missing-type-argument]
+    _type_ = "l"
+
+
+class _Text(_ctypes._SimpleCData):  # type: ignore[type-arg]  # ty: ignore[missing-type-argument]
+    _type_ = "z"
+
+
+class _Function(_ctypes.CFuncPtr):
+    _flags_ = _ctypes.FUNCFLAG_CDECL | _ctypes.FUNCFLAG_USE_ERRNO
+    _restype_ = _Long
+
+
+class Kernel:
+    """Calls by number, as this machine counts."""
+
+    def __init__(self) -> None:
+        machine = os.uname().machine
+        if machine not in MACHINES or sys.maxsize < 1 << 32:
+            raise OSError(ENOSYS, f"the system calls of {machine} are not known here")
+        self.column = MACHINES[machine]
+        itself: str = None  # type: ignore[assignment]  # ty: ignore[invalid-assignment]  # which is what NULL means
+        self._syscall = _Function(_ctypes.dlsym(_ctypes.dlopen(itself, 0), "syscall"))
+
+    def attempt(self, name: str, *args: int | bytes | None) -> int:
+        """What a call returns; a negative errno where it fails."""
+        number = CALLS[name][self.column]
+        _ctypes.set_errno(0)
+        result: int = self._syscall(_Long(number), *(_Long(each) if isinstance(each, int) else each for each in args))
+        return -_ctypes.get_errno() if result == -1 else result
+
+    def do(self, name: str, *args: int | bytes | None) -> int:
+        result = self.attempt(name, *args)
+        if result < 0:
+            raise OSError(-result, f"{name}: {os.strerror(-result)}")
+        return result
+
+    def landlock_version(self) -> int:
+        return max(self.attempt("landlock_create_ruleset", None, 0, 1), 0)
+
+
+class Rules:
+    """What is granted, as the fields of a request say it: a word and a value each."""
+
+    def __init__(self, fields: list[bytes]) -> None:
+        self.fields = fields
+        self.values: dict[bytes, list[bytes]] = {}
+        for field in fields:
+            word, _, value = field.partition(b" ")
+            self.values.setdefault(word, []).append(value)
+        self.how = self.one(b"how")
+        self.write, self.read = self.all(b"write"), self.all(b"read")
+        self.protect, self.hide = self.all(b"protect"), self.all(b"hide")
+        self.network, self.accept = self.one(b"network") == b"1", self.all(b"accept")
+        self.home = HOME
+
+    def all(self, word: bytes) -> list[bytes]:
+        return self.values.get(word, [])
+
+    def one(self, word: bytes) -> bytes:
+        return (self.all(word) or [b""])[0]
+
+
+class Confined:
+    """The confinement of one command, from its shim's side."""
+
+    def __init__(self, fields: list[bytes], folder: bytes) -> None:
+        self.rules = Rules(fields)
+        self.kernel = Kernel()
+        self.folder = folder
+        self.uid, self.gid = os.geteuid(), os.getegid()
+        self.keeper = 0
+        self.keepers: set[int] = set()
+        self.status: int | None = None
+        self.socket: _socket.socket | None = None
+        self.group = b""
+        if self.rules.how == b"landlock":
+            self.rules.home = folder + b"/tmp"
+            os.mkdir("tmp", 0o700)
+
+    # ------------------------------------------------------------------ in the shim
+
+    def fork(self, leader: list[bytes], inherited: list[int], failure: int) -> int:
+        """Like `os.fork`, with the leader as the child, wherever it is; -1 if there is none, and `failure` says why.
+
+        `leader` is what `shim.run_leader` needs, packed, and `inherited` are the descriptors that it names.
+        """
+        if self.rules.how == b"landlock":
+            return os.fork()
+        ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+        ours.setsockopt(_socket.SOL_SOCKET, _socket.SO_PASSCRED, 1)
+        ours.settimeout(SETUP_SECONDS)
+        if self.rules.how == b"bubblewrap":
+            self.keeper = os.fork()
+            if self.keeper == 0:
+                self._run_bubblewrap(leader, inherited, theirs.fileno(), failure)
+        else:
+            namespaces = NEWNS | NEWPID | NEWIPC | NEWUTS | (0 if self.rules.network else NEWNET)
+            namespaces |= NEWUSER if self.uid else 0
+            self.keeper = self.kernel.do("clone", namespaces | _signal.SIGCHLD, 0, 0, 0, 0)
+            if self.keeper == 0:
+                try:
+                    os.setsid()
+                    self._make_namespaces()
+                    if begin_leader(self.kernel, theirs) == 0:
+                        return 0
+                except OSError as error:
+                    os.write(failure, b"sandbox %d" % (error.errno or 0))
+                finally:
+                    if os.getpid() == 1:
+                        os._exit(1)
+        theirs.close()
+        self.socket = ours
+        return self._leader(ours)
+
+    def _leader(self, ours: _socket.socket) -> int:
+        """Who sent what: the keeper, then the leader."""
+        self.keepers.add(self.keeper)
+        leader = -1
+        try:
+            while leader < 0:
+                data, stamps, _, _ = ours.recvmsg(1, _socket.CMSG_SPACE(12))
+                if not data:
+                    break
+                sender = next(
+                    int.from_bytes(value[:4], sys.byteorder) for _, kind, value in stamps if kind == SCM_CREDENTIALS
+                )
+                if data == b"l":
+                    leader = sender
+                else:
+                    self.keepers.add(sender)
+        except TimeoutError:
+            os.kill(self.keeper, _signal.SIGKILL)
+        ours.setblocking(False)
+        return leader
+
+    def verdict(self) -> tuple[int, ...]:
+        """The descriptor that becomes readable when the leader has ended."""
+        return () if self.socket is None else (self.socket.fileno(),)
+
+    def ended(self) -> int | None:
+        """How the leader ended, once the keeper said it."""
+        if self.status is None and self.socket is not None:
+            try:
+                data = self.socket.recv(8)
+            except OSError:
+                return None
+            if len(data) == 4:
+                self.status = int.from_bytes(data, "little")
+        return self.status
+
+    def limit_processes(self, leader: int) -> None:
+        """Put the leader into a group of its own that counts processes, where the user's own limit does not."""
+        parent, most = self.rules.one(b"pids"), self.rules.one(b"processes")
+        if not parent or not most:
+            return
+        for name in os.listdir(parent):
+            if name.startswith(b"mainstay-"):
+                try:  # left by a shim that was killed; one with processes in it is busy
+                    os.rmdir(parent + b"/" + name)
+                except OSError:
+                    pass
+        self.group = parent + b"/mainstay-%d" % leader
+        for tries in range(8):
+            try:
+                os.mkdir(self.group)
+                for name, value in ((b"pids.max", most), (b"cgroup.procs", b"%d" % leader)):
+                    fd = os.open(self.group + b"/" + name, os.O_WRONLY | os.O_CLOEXEC)
+                    try:
+                        os.write(fd, value)
+                    finally:
+                        os.close(fd)
+                return
+            except FileNotFoundError:  # another shim took the empty group for one that was left
+                if tries == 7:
+                    raise
+
+    def close(self) -> None:
+        """The command is over."""
+        if self.group:
+            try:
+                os.rmdir(self.group)
+            except OSError:
+                pass  # something of it is left alive
+
+    # ------------------------------------------------------------------ in the leader
+
+    def environment(self, env: dict[bytes, bytes]) -> dict[bytes, bytes]:
+        temporary = self.rules.home if self.rules.how == b"landlock" else TEMPORARY
+        return {b"HOME": self.rules.home, b"TMPDIR": temporary} | env
+
+    def lock(self) -> None:
+        """Give up what the command may not do, for ever. The last thing before its exec."""
+        rules, kernel = self.rules, self.kernel
+        for word, number in RLIMIT.items():
+            value = rules.one(word)
+            if value and not (word == b"processes" and rules.one(b"pids")):
+                # The keeper is one of this user's processes in the namespace.
+                most = int(value) + (1 if word == b"processes" else 0)
+                kernel.do("prlimit64", 0, number, most.to_bytes(8, sys.byteorder) * 2, None)
+        kernel.do("prlimit64", 0, RLIMIT_CORE, bytes(16), None)
+        drop_capabilities(kernel)
+        kernel.do("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+        self._landlock()
+        install_filter(kernel, rules)
+
+    def _landlock(self) -> None:
+        rules, kernel = self.rules, self.kernel
+        alone, version = rules.how == b"landlock", kernel.landlock_version()
+        if version < (LANDLOCK_ALONE if alone else 1):
+            if alone:
+                raise OSError(ENOSYS, "landlock")
+            return
+        files = (1 << 13) - 1
+        files |= (REFER if version >= 2 else 0) | (TRUNCATE if version >= 3 else 0) | (IOCTL_DEV if version >= 5 else 0)
+        scopes = SCOPES if version >= 6 else 0
+        attributes = [files] if version < 4 else [files, 0] if version < 6 else [files, 0, scopes]
+        packed = b"".join(each.to_bytes(8, sys.byteorder) for each in attributes)
+        ruleset = kernel.do("landlock_create_ruleset", packed, len(packed), 0)
+        changing = files & ~(MAKE_CHAR | MAKE_BLOCK)
+        if alone:
+            granted = [(path, READING) for path in rules.read]
+            granted += [(b"/proc/" + name, READ_FILE) for name in PROC_FILES]
+            granted += [(b"/dev/" + name, READ_FILE | WRITE_FILE | IOCTL_DEV) for name in DEVICES]
+            granted += [(path, changing if b"git" in rules.accept else READING) for path in rules.write]
+            granted.append((rules.home, changing))
+        else:
+            granted = [(b"/", READING), (b"/dev", READING | WRITE_FILE | IOCTL_DEV)]
+            granted += [(path, changing) for path in (*rules.write, TEMPORARY, b"/dev/shm")]
+        for path, access in granted:
+            try:
+                fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+            except FileNotFoundError:
+                continue
+            if not os.path.isdir(path):
+                access &= OF_FILES
+            rule = (access & files).to_bytes(8, sys.byteorder) + fd.to_bytes(4, sys.byteorder)
+            kernel.do("landlock_add_rule", ruleset, 1, rule, 0)
+            os.close(fd)
+        kernel.do("landlock_restrict_self", ruleset, 0)
+        os.close(ruleset)
+
+    # ------------------------------------------------------------------ own namespaces
+
+    def _make_namespaces(self) -> None:
+        if self.uid:
+            for name, text in (
+                ("setgroups", b"deny"),
+                ("uid_map", b"%d %d 1" % (self.uid, self.uid)),
+                ("gid_map", b"%d %d 1" % (self.gid, self.gid)),
+            ):
+                fd = os.open(f"/proc/self/{name}", os.O_WRONLY | os.O_CLOEXEC)
+                os.write(fd, text)
+                os.close(fd)
+        if not self.rules.network:
+            device = _socket.socket(_socket.AF_INET, _socket.SOCK_DGRAM)
+            request = b"lo".ljust(16, b"\0") + IFF_UP.to_bytes(2, sys.byteorder)
+            fcntl.ioctl(device.fileno(), SIOCSIFFLAGS, request.ljust(40, b"\0"))
+            device.close()
+        Root(self.kernel, self.rules).make()
+
+    # ------------------------------------------------------------------ bubblewrap
+
+    def _run_bubblewrap(self, leader: list[bytes], inherited: list[int], socket: int, failure: int) -> None:
+        """Become bubblewrap, which begins the keeper. It keeps the three standard descriptors, which are not the
+        command's, and no others."""
+        try:
+            fields = [b"%d" % socket, b"%d" % len(self.rules.fields), *self.rules.fields, *leader]
+            spec = os.memfd_create("leader", 0)
+            os.write(spec, b"".join(len(field).to_bytes(4, "little") + field for field in fields))
+            os.lseek(spec, 0, os.SEEK_SET)
+            for fd in (socket, *inherited):
+                os.set_inheritable(fd, True)
+            os.setsid()
+            os.chdir("/")
+            program = self.rules.one(b"bwrap")
+            argv = [program, *bubblewrap_arguments(self.rules), b"--", *self.rules.all(b"python"), b"%d" % spec]
+            os.execve(program, argv, {b"PATH": b"/usr/bin:/bin"})
+        except OSError as error:
+            os.write(failure, b"sandbox %d" % (error.errno or 0))
+        finally:
+            os._exit(1)
+
+
+# ---------------------------------------------------------------------- the keeper
+
+
+def begin_leader(kernel: Kernel, shim: _socket.socket) -> int:
+    """Fork the leader, and reap what there is until nothing is left. Returns in the leader only."""
+    shim.send(b"k")
+    leader = os.fork()
+    if leader == 0:
+        try:
+            shim.send(b"l")
+        except OSError:
+            os._exit(127)  # the shim was killed: nothing begins
+        return 0
+    kernel.do("prctl", PR_SET_DUMPABLE, 0, 0, 0, 0)
+    drop_capabilities(kernel)
+    # The command's output must end with the command, and the lock of the folder with its shim.
+    null = os.open("/dev/null", os.O_RDWR)
+    for fd in (0, 1, 2):
+        os.dup2(null, fd)
+    os.closerange(3, shim.fileno())
+    os.closerange(shim.fileno() + 1, os.sysconf("SC_OPEN_MAX"))
+    try:
+        while True:
+            pid, status = os.wait()
+            if pid == leader:
+                try:
+                    shim.send(status.to_bytes(4, "little"))
+                except OSError:
+                    pass  # the shim was killed
+    except ChildProcessError:
+        os._exit(0)
+
+
+def run_inside(spec: int) -> None:
+    """The keeper, begun by bubblewrap in the namespaces that it made."""
+    import shim  # type: ignore[import-not-found]  # noqa: PLC0415  # ty: ignore[import-not-found]
+
+    data = b""
+    while more := os.read(spec, 1 << 20):
+        data += more
+    os.close(spec)
+    socket, count, *fields = shim.unpack(data)
+    rules, leader = fields[: int(count)], fields[int(count) :]
+    confined = Confined(rules, b"")
+    if begin_leader(confined.kernel, _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET, 0, int(socket))) == 0:
+        shim.run_leader(leader, confined)
+
+
+def drop_capabilities(kernel: Kernel) -> None:
+    number = 0
+    while kernel.attempt("prctl", PR_CAPBSET_DROP, number, 0, 0, 0) == 0:
+        number += 1
+    kernel.attempt("prctl", PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
+    header = CAPABILITY_VERSION.to_bytes(4, sys.byteorder) + bytes(4)
+    kernel.do("capset", header, bytes(24))
+
+
+# ---------------------------------------------------------------------- the file system
+
+
+class Root:
+    """The file system of a command: made in the keeper, in a mount namespace of its own."""
+
+    OLD = b"/.old"
+
+    def __init__(self, kernel: Kernel, rules: Rules) -> None:
+        self.kernel, self.rules = kernel, rules
+
+    def make(self) -> None:
+        self._mount(None, b"/", None, MS_REC | MS_PRIVATE)
+        base = b"/tmp" if os.path.isdir(b"/tmp") else b"/dev"
+        self._mount(b"tmpfs", base, b"tmpfs", MS_NOSUID | MS_NODEV, b"mode=755,size=1m")
+        os.mkdir(base + self.OLD)
+        self.kernel.do("pivot_root", base, base + self.OLD)
+        os.chdir("/")
+        for name in (b"/proc", b"/dev", b"/tmp"):
+            os.mkdir(name)
+        self._mount(b"proc", b"/proc", b"proc", MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC)
+        size = b"mode=%s,size=%d" % (b"700", TEMPORARY_BYTES)
+        self._mount(b"tmpfs", TEMPORARY, b"tmpfs", MS_NOSUID | MS_NODEV, size)
+        os.mkdir(HOME, 0o700)
+        self._make_devices()
+        writable = set(self.rules.write)
+        for path in sorted({*self.rules.read, *writable}, key=lambda each: (each.count(b"/"), each)):
+            self._bring(path, path in writable)
+        for path in self.rules.protect:
+            self._cover(path, hide=False)
+        for path in self.rules.hide:
+            self._cover(path, hide=True)
+        self.kernel.do("umount2", self.OLD, MNT_DETACH)
+        os.rmdir(self.OLD)
+        self._restrict(b"/", ATTR_RDONLY)
+
+    def _make_devices(self) -> None:
+        for name in DEVICES:
+            if os.path.exists(self.OLD + b"/dev/" + name):
+                os.close(os.open(b"/dev/" + name, os.O_WRONLY | os.O_CREAT, 0o666))
+                self._mount(self.OLD + b"/dev/" + name, b"/dev/" + name, None, MS_BIND)
+        for name, target in ((b"fd", b""), (b"stdin", b"/0"), (b"stdout", b"/1"), (b"stderr", b"/2")):
+            os.symlink(b"/proc/self/fd" + target, b"/dev/" + name)
+        for name in (b"/dev/shm", b"/dev/pts"):
+            os.mkdir(name)
+        self._mount(b"tmpfs", b"/dev/shm", b"tmpfs", MS_NOSUID | MS_NODEV, b"mode=700,size=%d" % TEMPORARY_BYTES)
+        self._mount(b"devpts", b"/dev/pts", b"devpts", MS_NOSUID | MS_NOEXEC, b"newinstance,ptmxmode=0666,mode=620")
+        os.symlink(b"pts/ptmx", b"/dev/ptmx")
+
+    def _bring(self, path: bytes, writable: bool) -> None:
+        """Mount a path of the host's where it is there."""
+        source = self.OLD + path
+        if os.path.islink(source) and path.count(b"/") == 1:  # /bin, mostly
+            os.symlink(os.readlink(source), path)
+            return
+        if os.path.islink(source):  # of the host's root, which is not ours any more
+            source = self._followed(path)
+        try:
+            folder = os.path.isdir(source)
+            os.lstat(source)
+        except OSError:
+            if writable:
+                raise
+            return
+        if not os.path.lexists(path):
+            os.makedirs(path if folder else os.path.dirname(path), 0o755, exist_ok=True)
+            if not folder:
+                os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o644))
+        self._mount(source, path, None, MS_BIND | MS_REC)
+        self._restrict(path, ATTR_NOSUID | ATTR_NODEV | (0 if writable else ATTR_RDONLY), AT_RECURSIVE)
+
+    def _followed(self, path: bytes) -> bytes:
+        for _ in range(40):
+            source = self.OLD + path
+            if not os.path.islink(source):
+                break
+            path = os.path.normpath(os.path.join(os.path.dirname(path), os.readlink(source)))
+        return self.OLD + path
+
+    def _cover(self, path: bytes, hide: bool) -> None:
+        """Make a path read-only or empty, and what is between it and its root impossible to rename.
+
+        No link is followed: a link in its place may lead anywhere by the time that it is mounted over.
+        """
+        root = max((each for each in self.rules.write if path.startswith(each + b"/")), key=len, default=b"")
+        if not root:
+            root = max((each for each in self.rules.read if path.startswith(each + b"/")), key=len, default=b"")
+            if not root or not hide:
+                return  # it cannot be seen, or cannot be changed
+        names = path[len(root) + 1 :].split(b"/")
+        folder = os.open(root, os.O_PATH | os.O_DIRECTORY)
+        for index, name in enumerate(names):
+            last = index == len(names) - 1
+            found = self._open(folder, name, last)
+            if found < 0:
+                os.close(folder)
+                return
+            target = b"%s/proc/self/fd/%d" % (self.OLD, found)
+            if last and hide:
+                self._mount(b"tmpfs", target, b"tmpfs", MS_RDONLY | MS_NOSUID | MS_NODEV, b"mode=000,size=4k")
+            else:
+                self._mount(target, target, None, MS_BIND | MS_REC)
+                inner = self._open(folder, name, last)  # the mount that is on it now
+                if last:
+                    self._restrict(b"%s/proc/self/fd/%d" % (self.OLD, inner), ATTR_RDONLY, AT_RECURSIVE)
+                os.close(found)
+                found = inner
+            os.close(folder)
+            folder = found
+        os.close(folder)
+
+    def _open(self, folder: int, name: bytes, last: bool) -> int:
+        """A name in a folder; made if it is the last one and not there. -1 if a folder on the way is not there."""
+        for _ in range(2):
+            try:
+                found = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+            except FileNotFoundError:
+                if not last:
+                    return -1
+                if name in FOLDERS:
+                    os.mkdir(name, 0o755, dir_fd=folder)
+                else:
+                    os.close(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644, dir_fd=folder))
+                continue
+            if os.fstat(found).st_mode & 0o170000 == 0o120000:
+                raise OSError(40, "a link is where something is protected or hidden")
+            return found
+        raise OSError(2, "it was there for a moment only")
+
+    def _mount(
+        self, source: bytes | None, target: bytes, kind: bytes | None, flags: int, data: bytes | None = None
+    ) -> None:
+        self.kernel.do("mount", source, target, kind, flags, data)
+
+    def _restrict(self, path: bytes, attributes: int, flags: int = 0) -> None:
+        packed = attributes.to_bytes(8, sys.byteorder) + bytes(24)
+        self.kernel.do("mount_setattr", -100, path, flags, packed, len(packed))
+
+
+def bubblewrap_arguments(rules: Rules) -> list[bytes]:
+    """The same file system and namespaces, in bubblewrap's words."""
+    argv = [b"--unshare-ipc", b"--unshare-pid", b"--unshare-uts", b"--unshare-cgroup-try", b"--as-pid-1"]
+    argv += [] if rules.network else [b"--unshare-net"]
+    argv += [b"--proc", b"/proc", b"--dev", b"/dev", b"--tmpfs", TEMPORARY, b"--dir", HOME]
+    writable = set(rules.write)
+    for path in sorted({*rules.read, *writable}, key=lambda each: (each.count(b"/"), each)):
+        if os.path.islink(path) and path.count(b"/") == 1:
+            argv += [b"--symlink", os.readlink(path), path]
+        else:
+            argv += [b"--bind" if path in writable else b"--ro-bind-try", os.path.realpath(path), path]
+    for hidden, paths in ((False, rules.protect), (True, rules.hide)):
+        for path in paths:
+            argv += _covering(rules, path, hidden)
+    return [*argv, b"--remount-ro", b"/proc", b"--remount-ro", b"/"]
+
+
+def _covering(rules: Rules, path: bytes, hide: bool) -> list[bytes]:
+    root = max((each for each in rules.write if path.startswith(each + b"/")), key=len, default=b"")
+    if not root:
+        root = max((each for each in rules.read if path.startswith(each + b"/")), key=len, default=b"")
+        if not root or not hide:
+            return []
+    argv, at = [], root
+    names = path[len(root) + 1 :].split(b"/")
+    for name in names:
+        at += b"/" + name
+        if os.path.islink(at):
+            raise OSError(40, "a link is where something is protected or hidden")
+        if not os.path.lexists(at):
+            if at != path:
+                return []
+            if name in FOLDERS:
+                os.mkdir(at, 0o755)
+            else:
+                os.close(os.open(at, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
+        argv += [b"--bind", at, at] if at != path else []
+    return [*argv, *([b"--tmpfs", path, b"--remount-ro", path] if hide else [b"--ro-bind", path, path])]
+
+
+# ---------------------------------------------------------------------- the filter of system calls
+
+LOAD, EQUAL, ANY_BIT, AT_LEAST, RETURN = 0x20, 0x15, 0x45, 0x35, 0x06
+ALLOW, ERRNO = 0x7FFF0000, 0x00050000
+
+
+class Filter:
+    """A filter of system calls, as the kernel's virtual machine reads it: lines of eight bytes. After the number of a
+    call was looked at, it is still loaded; a line that looks at an argument is followed by nothing but ends."""
+
+    def __init__(self, column: int) -> None:
+        self.column, self.program = column, b""
+
+    def line(self, code: int, value: int, yes: int = 0, no: int = 0) -> None:
+        head = code.to_bytes(2, sys.byteorder) + bytes((yes, no))
+        self.program += head + (value & 0xFFFFFFFF).to_bytes(4, sys.byteorder)
+
+    def argument(self, number: int, high: bool = False) -> None:
+        self.line(LOAD, 16 + 8 * number + (4 if high == (sys.byteorder == "little") else 0))
+
+    def refuse(self, numbers: list[int], error: int = EPERM) -> None:
+        for number in numbers:
+            self.line(EQUAL, number, 0, 1)
+            self.line(RETURN, ERRNO | error)
+
+    def end(self) -> None:
+        self.line(RETURN, ERRNO | EPERM)
+        self.line(RETURN, ALLOW)
+
+    def check_machine(self) -> None:
+        self.line(LOAD, 4)
+        self.line(EQUAL, AUDIT[self.column], 1, 0)
+        self.line(RETURN, ERRNO | EPERM)
+        self.line(LOAD, 0)
+        if self.column == 0:
+            self.line(AT_LEAST, X32, 0, 1)
+            self.line(RETURN, ERRNO | EPERM)
+
+    def check_clone(self) -> None:
+        self.refuse([CALLS["clone3"][self.column]], ENOSYS)  # the C library goes on with clone, whose flags can be seen
+        self.line(EQUAL, CALLS["clone"][self.column], 0, 4)
+        self.argument(0)
+        self.line(ANY_BIT, NEW_ANY, 0, 1)
+        self.end()
+
+    def check_terminal(self) -> None:
+        """No input for a terminal as if it were typed."""
+        self.line(EQUAL, CALLS["ioctl"][self.column], 0, 5)
+        self.argument(1)
+        self.line(EQUAL, TIOCSTI, 1, 0)
+        self.line(EQUAL, TIOCLINUX, 0, 1)
+        self.end()
+
+    def check_others(self) -> None:
+        for number in OF_OTHERS:
+            self.line(EQUAL, number[self.column], 0, 4)
+            self.argument(0)
+            self.line(EQUAL, 0, 1, 0)
+            self.end()
+
+    def check_attributes(self) -> None:
+        self.refuse([each[self.column] for each in ATTRIBUTES])
+        self.refuse(list(ATTRIBUTES_X86) if self.column == 0 else [])
+        self.line(EQUAL, TIMES[self.column], 0, 6)
+        self.argument(1)
+        self.line(EQUAL, 0, 0, 2)
+        self.argument(1, high=True)
+        self.line(EQUAL, 0, 1, 0)
+        self.end()
+
+    def check_sockets(self, families: list[int]) -> None:
+        self.line(EQUAL, CALLS["socket"][self.column], 0, 2 + len(families))
+        self.argument(0)
+        for index, family in enumerate(families):
+            self.line(EQUAL, family, len(families) - index, 0)
+        self.end()
+
+
+def filter_program(column: int, rules: Rules) -> bytes:
+    found = Filter(column)
+    found.check_machine()
+    found.refuse([each[column] for each in REFUSED])
+    found.refuse(list(REFUSED_X86) if column == 0 else [])
+    found.check_clone()
+    found.check_terminal()
+    if rules.how == b"landlock":
+        found.refuse([each[column] for each in SHARED])
+        found.check_others()
+        if b"attributes" not in rules.accept:
+            found.check_attributes()
+    found.check_sockets(families_allowed(rules))
+    return found.program
+
+
+def families_allowed(rules: Rules) -> list[int]:
+    """Of sockets. A namespace has no network but its own; without one there is nothing that would hold them."""
+    inet = [AF_INET, AF_INET6, AF_NETLINK] if rules.how != b"landlock" or rules.network else []
+    return inet + ([AF_UNIX] if b"unix_sockets" in rules.accept and rules.how != b"landlock" else [])
+
+
+def install_filter(kernel: Kernel, rules: Rules) -> None:
+    program = filter_program(kernel.column, rules)
+    pointer = bytes(memoryview(_Text(program)).cast("B"))
+    kernel.do("seccomp", 1, 0, (len(program) // 8).to_bytes(2, sys.byteorder) + bytes(6) + pointer)

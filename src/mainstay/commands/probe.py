@@ -1,0 +1,267 @@
+"""Attacks on the machine, made from inside a sandbox: the self-test that says what is enforced here, as this user.
+
+`examine` runs outside: it makes what can be attacked (files, a store, listening sockets, a process with a secret), runs
+`attack` as a confined command, and prints for each attack whether it was refused. Without a confinement all of them
+succeed, which a test proves; so a line that says "refused" tells something of the sandbox, and not of the machine.
+
+Like the shim it runs on what the interpreter has built in, because it is part of the first start of a command.
+"""
+
+from __future__ import annotations
+
+import _socket
+import os
+import select
+
+import confine  # type: ignore[import-not-found]  # ty: ignore[import-not-found]  # its folder is on the path
+import shim  # type: ignore[import-not-found]  # ty: ignore[import-not-found]
+
+SECRET = b"probe-secret"
+READING, TEMPORARY, CHANGING = "reading", "temporary files", "changing"
+SYS = {"x86_64": (425, 101, 56), "aarch64": (425, 117, 220)}
+"""io_uring_setup, ptrace, clone."""
+
+
+def _write(path: bytes, data: bytes = b"x", flags: int = os.O_CREAT) -> None:
+    fd = os.open(path, os.O_WRONLY | flags, 0o600)
+    os.write(fd, data)
+    os.close(fd)
+
+
+def _read(path: bytes) -> bytes:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        return os.read(fd, 1 << 16)
+    finally:
+        os.close(fd)
+
+
+def _must(found: bool) -> None:
+    if not found:
+        raise PermissionError(1, "nothing of the host's was reached")
+
+
+def _connect(family: int, kind: int, address: object, message: bytes = b"") -> None:
+    with_host = _socket.socket(family, kind)
+    with_host.settimeout(2.0)
+    with_host.connect(address)  # type: ignore[arg-type]  # ty: ignore[invalid-argument-type]
+    if message:
+        with_host.send(message)
+        _must(with_host.recv(16) == b"answer")
+    with_host.close()
+
+
+def _call(number: int, *args: int | bytes | None) -> None:
+    kernel = confine.Kernel()
+    confine.CALLS["probe"] = (number, number)
+    kernel.do("probe", *args)
+
+
+def _read_by_link(base: bytes, root: bytes) -> bytes:
+    os.symlink(base + b"/outside", root + b"/link")
+    return _read(root + b"/link/secret")
+
+
+def _make_git(root: bytes) -> None:
+    if not os.path.isdir(root + b"/.git"):
+        os.mkdir(root + b"/.git")
+    os.mkdir(root + b"/.git/hooks")
+
+
+def _rename_git(root: bytes) -> None:
+    os.rename(root + b"/.git", root + b"/moved")
+    os.mkdir(root + b"/.git")
+
+
+class Target:
+    """What is attacked, as both sides know it."""
+
+    def __init__(self, base: bytes, pid: int, tcp: int, udp: int, token: bytes) -> None:
+        self.base, self.root = base, base + b"/root"
+        self.pid, self.tcp, self.udp, self.token = pid, tcp, udp, token
+        self.uring, self.ptrace, self.clone = SYS.get(os.uname().machine, (425, 117, 220))
+
+    def granted(self) -> dict[str, tuple[object, ...]]:
+        """What must work."""
+        return {
+            READING: (lambda: (_read(self.root + b"/file"), _read(b"/dev/urandom")),),
+            TEMPORARY: (lambda: _write(os.environb[b"TMPDIR"] + b"/made"),),
+            CHANGING: (_write, self.root + b"/made"),
+        }
+
+    def attacks(self) -> dict[str, tuple[object, ...]]:
+        """By name: a function, and what it is called with."""
+        base, root = self.base, self.root
+        proc = b"/proc/%d/" % self.pid
+        inet, stream, datagram = _socket.AF_INET, _socket.SOCK_STREAM, _socket.SOCK_DGRAM
+        return {
+            "write outside": (_write, base + b"/outside/new"),
+            "read outside": (_read, base + b"/outside/secret"),
+            "truncate outside": (os.truncate, base + b"/outside/secret", 0),
+            "link to outside": (_read_by_link, base, root),
+            "chmod outside": (os.chmod, base + b"/outside/secret", 0o777),
+            "git configuration": (_write, root + b"/.git/config", b"[core]\n", 0),
+            "git hooks": (_write, root + b"/.git/hooks/post-checkout"),
+            "git replaced": (_rename_git, root),
+            "git made": (_make_git, base + b"/second"),
+            "store": (_read, base + b"/store/runtime.db"),
+            "store in a root": (_read, root + b"/data/.mainstay/runtime.db"),
+            "store in a root replaced": (os.rename, root + b"/data", root + b"/elsewhere"),
+            "tcp": (_connect, inet, stream, ("127.0.0.1", self.tcp)),
+            "udp and dns": (_connect, inet, datagram, ("127.0.0.1", self.udp), b"question"),
+            "socket in the file system": (_connect, _socket.AF_UNIX, stream, b"service.sock"),
+            "abstract socket": (_connect, _socket.AF_UNIX, stream, b"\0" + self.token),
+            "io_uring": (_call, self.uring, 1, bytes(120)),
+            "environment of others": (lambda: _must(SECRET in _read(proc + b"environ")),),
+            "memory of others": (lambda: os.close(os.open(proc + b"mem", os.O_RDONLY)),),
+            "command line of others": (lambda: _must(self.token in _read(proc + b"cmdline")),),
+            "signals": (os.kill, self.pid, 0),
+            "ptrace": (_trace, self.ptrace),
+            "new namespaces": (_new_namespace, self.clone),
+        }
+
+
+def _trace(number: int) -> None:
+    """In a process of its own: one that asked to be traced is stopped by every signal."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            _call(number, 0, 0, None, None)
+            os._exit(0)
+        finally:
+            os._exit(1)
+    _must(os.waitpid(pid, 0)[1] == 0)
+
+
+def _new_namespace(clone: int) -> None:
+    kernel = confine.Kernel()
+    pid = kernel.do("clone", confine.NEWUSER | confine.NEWNS | 17, 0, 0, 0, 0)
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+
+
+def attack(base: bytes, pid: int, tcp: int, udp: int, token: bytes) -> None:
+    """Inside. One line for each attack, and one that says that what is granted works."""
+    target = Target(base, pid, tcp, udp, token)
+    lines = []
+    for name, (function, *args) in {**target.granted(), **target.attacks()}.items():
+        try:
+            function(*args)  # type: ignore[operator]  # ty: ignore[call-non-callable]
+            lines.append(f"{name}: open")
+        except OSError as error:
+            lines.append(f"{name}: refused {error.errno}")
+    os.write(1, ("\n".join(lines) + "\n").encode())
+
+
+def examine(base: bytes, fields: list[bytes], python: list[bytes]) -> None:
+    """Outside. `base` is an empty folder of ours; the lines of `attack` go to stdout."""
+    token = b"mainstay-probe-%d" % os.getpid()
+    git, own = b"root/.git", b"root/data/.mainstay"
+    for name in (b"root", git, git + b"/hooks", b"root/data", own, b"outside", b"second", b"store", b"job"):
+        os.mkdir(base + b"/" + name, 0o700)
+    for name in (b"outside/secret", b"root/file", b"store/runtime.db", git + b"/config", own + b"/runtime.db"):
+        _write(base + b"/" + name, SECRET)
+    tcp = _socket.socket(_socket.AF_INET, _socket.SOCK_STREAM)
+    tcp.bind(("127.0.0.1", 0))
+    tcp.listen(8)
+    udp = _socket.socket(_socket.AF_INET, _socket.SOCK_DGRAM)
+    udp.bind(("127.0.0.1", 0))
+    services = []
+    for address in (b"service.sock", b"\0" + token):
+        service = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
+        os.chdir(base + b"/root")  # an address has room for 107 bytes
+        service.bind(address)
+        service.listen(8)
+        services.append(service)
+    victim, ready = _victim(token)
+    here = os.fsencode(os.path.dirname(os.path.abspath(__file__)))
+    ports = [b"%d" % each.getsockname()[1] for each in (tcp, udp)]
+    argv = [*python, b"-c", _ATTACK, here, base, b"%d" % victim, *ports, token]
+    try:
+        os.write(1, run(base, fields, argv, udp))
+    finally:
+        os.close(ready)
+        os.waitpid(victim, 0)
+
+
+_ATTACK = b"""
+import os, sys
+sys.path.append(sys.argv[1])
+import probe
+probe.attack(os.fsencode(sys.argv[2]), *map(int, sys.argv[3:6]), os.fsencode(sys.argv[6]))
+"""
+
+
+def _victim(token: bytes) -> tuple[int, int]:
+    """A process of this user with a secret in its environment and its name on its command line, until the returned
+    descriptor is closed."""
+    read, write = os.pipe()
+    up, up_theirs = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.dup2(read, 0)
+        os.dup2(up_theirs, 1)
+        try:
+            os.execve("/bin/sh", ["sh", "-c", "echo; read x", os.fsdecode(token)], {"PROBE": os.fsdecode(SECRET)})
+        finally:
+            os._exit(1)
+    os.close(read)
+    os.close(up_theirs)
+    os.read(up, 1)
+    os.close(up)
+    return pid, write
+
+
+def run(base: bytes, fields: list[bytes], argv: list[bytes], udp: _socket.socket) -> bytes:
+    """Run a program as a shim would, without a job: what it printed. Its questions are answered meanwhile."""
+    os.chdir(base + b"/job")
+    out, out_theirs = os.pipe2(os.O_CLOEXEC)
+    failure, failure_theirs = os.pipe2(os.O_CLOEXEC)
+    go_theirs, go = os.pipe2(os.O_CLOEXEC)
+    null = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+    theirs = [null, out_theirs, failure_theirs, go_theirs]
+    leader = [b"%d" % each for each in (null, out_theirs, out_theirs, go_theirs, failure_theirs, 0, 0o077)]
+    leader += [base + b"/root", b"%d" % len(argv), *argv, b"PATH=/usr/bin:/bin"]
+    confined = confine.Confined(fields, base + b"/job") if fields else None
+    if confined is None:
+        leader.append(b"TMPDIR=" + base)
+        pid = os.fork()
+    else:
+        pid = confined.fork(leader, theirs, failure_theirs)
+    if pid == 0:
+        os.close(go)
+        shim.run_leader(leader, confined)
+    for fd in theirs:
+        os.close(fd)
+    if pid > 0:
+        os.write(go, b"g")
+    printed = _read_answering(out, udp)
+    why = os.read(failure, 64)
+    try:
+        os.waitpid(pid if confined is None else confined.keeper or pid, 0)
+    except ChildProcessError:
+        pass  # it did not begin
+    return b"failed " + why + b"\n" if why or pid < 0 else printed
+
+
+def _read_answering(out: int, udp: _socket.socket) -> bytes:
+    printed = b""
+    watch = select.poll()
+    watch.register(out, select.POLLIN)
+    watch.register(udp.fileno(), select.POLLIN)
+    while True:
+        for fd, _ in watch.poll():
+            if fd != out:
+                _, asker = udp.recvfrom(64)
+                udp.sendto(b"answer", asker)
+            elif data := os.read(out, 1 << 16):
+                printed += data
+            else:
+                return printed
+
+
+def main(request: bytes) -> None:
+    """What `sandbox.py` asks for: the folder, the rules with their number, and how to run Python."""
+    base, count, *fields = shim.unpack(request)
+    examine(base, fields[: int(count)], fields[int(count) :])

@@ -1,0 +1,45 @@
+"""The paths of a workspace as rules for the operating system."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from msgspec.structs import replace
+
+from mainstay.errors import SandboxUnavailable
+from mainstay.model.sandbox import Confinement, folder_of_store
+from mainstay.workspace.paths import OWN_FOLDER
+
+GIT = ".git"
+GIT_PRIVATE = ("config", "config.worktree", "hooks", "modules")
+"""What names programs that git runs: for the repository, a worktree, and those inside of it."""
+
+
+def with_paths(asked: Confinement, store: str | None) -> Confinement:
+    """What commands of a workspace may do, with all its paths. `store` is without links.
+
+    Git's folder is read-only as a whole: next to its configuration, a file of other names in it (`commondir`) leads git
+    to another one. A host that accepts that keeps only the files that are there from being changed.
+    """
+    roots = asked.write
+    kept = GIT_PRIVATE if "git" in asked.accept else ("",)
+    read = [*asked.read, *_own_python(roots)]
+    hide = [f"{root}/{OWN_FOLDER}" for root in roots]
+    try:
+        hide += () if store is None else folder_of_store(store, (*roots, *asked.read))
+    except SandboxUnavailable:
+        if not asked.unsandboxed:  # otherwise it runs without a sandbox
+            raise
+    return replace(
+        asked,
+        read=tuple(dict.fromkeys(read)),
+        protect=tuple(f"{root}/{GIT}/{name}".rstrip("/") for root in roots for name in kept),
+        hide=tuple(dict.fromkeys(hide)),
+    )
+
+
+def _own_python(roots: tuple[str, ...]) -> list[str]:
+    """Where this Python is, and the environment that it runs in, unless they are in a root and so may be changed."""
+    folders = (os.path.realpath(folder) for folder in (sys.prefix, sys.base_prefix))
+    return [each for each in folders if each != "/" and not any(f"{each}/".startswith(f"{root}/") for root in roots)]

@@ -1,0 +1,382 @@
+"""Confined commands: they live, end and are ended like others, and nothing that is not granted works.
+
+Every test runs in each sandbox that this machine can make, as the user of the tests. `MAINSTAY_REQUIRE=bwrap` makes
+the absence of bubblewrap a failure.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from mainstay import Runtime, Workspace
+from mainstay.commands import shim
+from mainstay.commands.job import Job, Started
+from mainstay.commands.os_tree import end_lost
+from mainstay.commands.sandbox import ALONE, IMPLEMENTATIONS, WORKS_IN_ALL, Sandbox, counts_processes, examine
+from mainstay.errors import InvalidCommand, InvalidDefinition, SandboxUnavailable
+from mainstay.model.sandbox import Confinement, Implementation, SandboxLimits
+from tests.commands.conftest import WHOLE, Commands, ended
+from tests.kit import until
+
+PROGRAMS = {"bubblewrap": "bwrap", "landlock": "landlock", "namespaces": "namespaces"}
+
+
+def require(how: Implementation) -> None:
+    """Skip where this machine has no such sandbox, unless it is required."""
+    if why := examine(how).refused:
+        if PROGRAMS[how] in os.environ.get("MAINSTAY_REQUIRE", "").split(","):
+            pytest.fail(f"{how} is required: {why}")
+        pytest.skip(f"{how}: {why}")
+
+
+@pytest.fixture(params=IMPLEMENTATIONS)
+def how(request: pytest.FixtureRequest) -> Implementation:
+    found: Implementation = request.param
+    require(found)
+    return found
+
+
+@pytest.fixture
+def sandbox(how: Implementation, tmp_path: Path) -> Confinement:
+    """A root, `work`, in which all may be done."""
+    (tmp_path / "work").mkdir()
+    return Confinement(
+        (str(tmp_path / "work"),), (os.path.realpath(sys.prefix), sys.base_prefix), accept=("git",), how=how
+    )
+
+
+@pytest.fixture
+def options(sandbox: Confinement) -> dict[str, Any]:
+    return {"sandbox": sandbox, "cwd": sandbox.write[0]}
+
+
+def printed(job: Job) -> str:
+    return (job.folder / "stdout").read_text()
+
+
+def tree(job: Job) -> list[int]:
+    """The living processes below a shim, in our numbers."""
+    started = job.started()
+    assert started is not None
+    found, parents = list[int](), [started.shim.pid]
+    stats = {int(name): shim.stat_of(int(name)) for name in os.listdir("/proc") if name.isdigit()}
+    while parents:
+        parent = parents.pop()
+        below = [pid for pid, stat in stats.items() if stat is not None and stat[1] == parent and stat[0] not in b"ZX"]
+        found += below
+        parents += below
+    return found
+
+
+def _runs(pid: int, argv: bytes) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes() == argv
+    return False
+
+
+# ---------------------------------------------------------------------- attacks
+
+
+def test_every_attack_succeeds_without_a_sandbox() -> None:
+    attacks = examine("none").attacks
+
+    assert [name for name, refused in attacks.items() if refused] == []
+    assert len(attacks) == 26
+
+
+def test_every_attack_is_refused_in_a_sandbox(how: Implementation) -> None:
+    attacks = examine(how).attacks
+    through = {name for name, refused in attacks.items() if not refused}
+
+    assert through - set(WORKS_IN_ALL) == (ALONE if how == "landlock" else set())
+
+
+# ---------------------------------------------------------------------- living and ending
+
+
+async def test_confined_command_ends_as_others_do(commands: Commands, options: dict[str, Any]) -> None:
+    status = await commands.end("sh", "-c", "echo out; echo err >&2; exit 7", **options)
+    killed = await commands.end("sh", "-c", "kill -USR1 $$", **options)
+
+    assert (status.end, status.code, status.drained, status.found) == ("exited", 7, True, 0)
+    assert (killed.end, killed.signal) == ("signaled", signal.SIGUSR1)
+
+
+async def test_program_that_is_not_there_is_told_with_its_errno(commands: Commands, options: dict[str, Any]) -> None:
+    failed = await commands.refused("/nowhere/program", **options)
+
+    assert (failed.stage, failed.number) == ("exec", 2)
+
+
+async def test_root_that_is_gone_is_told_as_a_sandbox_that_cannot_be_made(
+    commands: Commands, options: dict[str, Any], how: Implementation
+) -> None:
+    missing = replace(options["sandbox"], write=(*options["sandbox"].write, "/nowhere/at/all"))
+    if how == "landlock":
+        pytest.skip("nothing is mounted there")
+    failed = await commands.refused("true", **{**options, "sandbox": missing})
+
+    assert failed.stage == "sandbox"
+
+
+async def test_stdin_and_terminal_work(commands: Commands, options: dict[str, Any]) -> None:
+    job = await commands.start("cat", stdin=True, **options)
+    await job.write_stdin(1, b"hello\n")
+    await job.close_stdin(2)
+    first = await ended(job)
+    second = await commands.start("sh", "-c", "test -t 0 && stty size < /dev/tty", pty=(33, 44), **options)
+    terminal = await ended(second)
+
+    assert (first.code, printed(job)) == (0, "hello\n")
+    assert (terminal.code, printed(second)) == (0, "33 44\n")
+
+
+async def test_term_ends_the_tree_in_its_grace(commands: Commands, options: dict[str, Any]) -> None:
+    program = "trap 'echo bye; exit 5' TERM; sleep 1000 & setsid sleep 1000 & echo ready; while :; do sleep 0.01; done"
+    job = await commands.start("sh", "-c", program, **options)
+    await until(lambda: printed(job) and sum(_runs(pid, b"sleep\x001000\x00") for pid in tree(job)) == 2)
+    pids = tree(job)
+    status = await job.kill("enough", 60)
+
+    assert status is not None
+    assert (status.end, status.code, status.forced, status.survivors) == ("killed", 5, 0, 0)
+    assert printed(job) == "ready\nbye\n"
+    assert [pid for pid in pids if shim.stat_of(pid)] == []
+
+
+async def test_kill_ends_what_ignores_term(commands: Commands, options: dict[str, Any]) -> None:
+    program = "trap '' TERM; sh -c 'trap \"\" TERM; echo ready; while :; do sleep 1000; done' & wait"
+    job = await commands.start("sh", "-c", program, **options)
+    await until(lambda: printed(job))
+    pids = tree(job)
+    status = await job.kill("enough", 0.05)
+
+    assert status is not None
+    assert (status.end, status.signal, status.survivors) == ("killed", signal.SIGKILL, 0)
+    assert [pid for pid in pids if shim.stat_of(pid)] == []
+
+
+async def test_strays_are_killed_or_left_as_asked(commands: Commands, options: dict[str, Any]) -> None:
+    killed = await commands.end("sh", "-c", "setsid sleep 1000 & exit 3", grace=0.0, **options)
+    job = await commands.start("sh", "-c", "setsid sleep 1000 & echo $!; exit 3", strays="leave", **options)
+    left = await ended(job)
+    remains = await end_lost(job, 60)
+
+    assert (killed.code, killed.strays, killed.found, killed.survivors) == (3, "killed", 1, 0)
+    assert (left.code, left.strays, left.found) == (3, "left", 1)
+    assert len(remains.processes) == 1
+    assert remains.verified
+
+
+async def test_what_a_killed_shim_leaves_is_found_and_ended(commands: Commands, options: dict[str, Any]) -> None:
+    job = await commands.start("sh", "-c", "sleep 1000 & echo ready; wait", **options)
+    await until(lambda: printed(job))
+    started = job.started()
+    assert isinstance(started, Started)
+    os.kill(started.shim.pid, signal.SIGKILL)
+    await until(lambda: not job.held())
+    remains = await end_lost(job, 60)
+
+    assert remains.verified
+    assert len(remains.processes) >= 2
+
+
+async def test_signal_to_all_reaches_nobody_else(commands: Commands, options: dict[str, Any]) -> None:
+    status = await commands.end("sh", "-c", "kill -KILL -1; kill -KILL 1; exit 4", **options)
+
+    assert status.code == 4 or status.signal == signal.SIGKILL
+
+
+# ---------------------------------------------------------------------- what is private, and limits
+
+
+async def test_folder_for_temporary_files_and_home_are_its_own(commands: Commands, options: dict[str, Any]) -> None:
+    mark = f"mark-{secrets.token_hex(8)}"
+    program = f'cd && test "$PWD" = "$HOME" && touch "$HOME/{mark}" "$TMPDIR/{mark}" && echo fine'
+    job = await commands.start("sh", "-c", program, **options)
+    status = await ended(job)
+
+    assert (status.code, printed(job)) == (0, "fine\n")
+    assert not (Path(tempfile.gettempdir()) / mark).exists()
+    assert not (Path.home() / mark).exists()
+
+
+async def test_other_jobs_and_its_own_folder_are_out_of_reach(commands: Commands, options: dict[str, Any]) -> None:
+    other = await commands.start("echo", "secret", **options)
+    await ended(other)
+    program = f"cat {other.folder}/stdout; echo x > {other.folder}/status; cat {other.folder}/control"
+    job = await commands.start("sh", "-c", program, **options)
+    status = await ended(job)
+
+    assert status.code != 0
+    assert printed(job) == ""
+    assert other.status() is not None
+
+
+async def test_limits_hold(commands: Commands, options: dict[str, Any]) -> None:
+    limited = replace(options["sandbox"], limits=SandboxLimits(memory=1 << 30, file_size=1000))
+    options = {**options, "sandbox": limited}
+    python = (sys.executable, "-I", "-S", "-c")
+    memory = await commands.end(*python, "bytearray(2 << 30)", **options)
+    file = await commands.end("sh", "-c", "head -c 5000 /dev/zero > big; wc -c < big", **options)
+
+    assert memory.code == 1
+    assert (Path(limited.write[0]) / "big").stat().st_size == 1000
+    assert file.end == "exited"
+
+
+@pytest.mark.skipif(not WHOLE, reason="takes a second of processor time: in make test-commands")
+async def test_limit_on_processor_time_holds(commands: Commands, options: dict[str, Any]) -> None:
+    limited = replace(options["sandbox"], limits=SandboxLimits(cpu=1))
+    cpu = await commands.end(sys.executable, "-I", "-S", "-c", "while True: pass", **{**options, "sandbox": limited})
+
+    assert cpu.signal in (signal.SIGXCPU, signal.SIGKILL)
+
+
+FORK = """
+import os, signal
+count = 0
+try:
+    while count < 60:
+        if os.fork() == 0:
+            signal.pause()
+        count += 1
+except OSError as error:
+    print(error.errno)
+print(count)
+"""
+
+
+async def test_fork_bomb_meets_its_limit(commands: Commands, options: dict[str, Any], how: Implementation) -> None:
+    if not counts_processes(how):
+        pytest.skip(f"{how} cannot count processes here")
+    limited = replace(options["sandbox"], limits=SandboxLimits(processes=20))
+    job = await commands.python(FORK, grace=0.0, **{**options, "sandbox": limited})
+    status = await ended(job)
+
+    assert printed(job).split() == ["11", "19"]
+    assert status.survivors == 0
+
+
+async def test_fork_bomb_without_a_limit_meets_none(commands: Commands, options: dict[str, Any]) -> None:
+    job = await commands.python(FORK, grace=0.0, **options)
+    await ended(job)
+
+    assert printed(job).split() == ["60"]
+
+
+async def test_network_works_where_it_is_granted(commands: Commands, options: dict[str, Any]) -> None:
+    program = "import socket, sys; socket.create_connection(('127.0.0.1', int(sys.argv[1])))"
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        argv = (sys.executable, "-I", "-S", "-c", program, str(server.getsockname()[1]))
+        refused = await commands.end(*argv, **options)
+        granted = await commands.end(*argv, **{**options, "sandbox": replace(options["sandbox"], network=True)})
+
+    assert (refused.code, granted.code) == (1, 0)
+
+
+# ---------------------------------------------------------------------- choosing
+
+
+@pytest.fixture
+async def runtime(tmp_path: Path) -> AsyncIterator[Runtime]:
+    async with Runtime(tmp_path / "store" / "agent.db") as made:
+        yield made
+
+
+async def test_runtime_chooses_a_sandbox_and_stores_it(runtime: Runtime, tmp_path: Path) -> None:
+    if all(examine(each).refused for each in IMPLEMENTATIONS):
+        pytest.skip("no sandbox here")
+    (tmp_path / "root").mkdir()
+    workspace = Workspace(tmp_path / "root")
+    handle = await runtime.command(["pwd"], sandbox=workspace.confinement(tmp_path / "store" / "agent.db"))
+    result = await handle.result()
+    asked = (await runtime.processes.get(handle.id)).registration.input["sandbox"]
+
+    assert (result.exit_code, result.stdout) == (0, f"{tmp_path / 'root'}\n")
+    assert asked["how"] in IMPLEMENTATIONS
+
+
+async def test_nothing_that_enforces_it_is_refused_unless_the_host_allows_that(tmp_path: Path) -> None:
+    (tmp_path / "root").mkdir()
+    (tmp_path / "jobs").mkdir()
+    none = Sandbox(lambda: tmp_path / "jobs", None, implementations=())
+    asked = Confinement((str(tmp_path / "root"),))
+
+    with pytest.raises(SandboxUnavailable, match="unsandboxed=True"):
+        none.choose(asked)
+    assert none.choose(replace(asked, unsandboxed=True)).how == "none"
+
+
+def test_command_never_begins_in_a_weaker_sandbox_than_was_chosen(tmp_path: Path) -> None:
+    here = Sandbox(lambda: tmp_path, None)
+
+    assert (
+        "not enforced" in here.check(Confinement((str(tmp_path),), how="bubblewrap"))
+        or not examine("bubblewrap").refused
+    )
+    assert here.check(Confinement((str(tmp_path),), how="none")) == "it may not run without a sandbox"
+    assert here.check(Confinement((str(tmp_path),))) == "no sandbox was chosen for it"
+
+
+async def test_store_in_a_root_itself_is_refused_and_in_a_folder_of_its_own_hidden(
+    tmp_path: Path, how: Implementation
+) -> None:
+    root = tmp_path / "root"
+    (root / ".mainstay").mkdir(parents=True)
+    workspace = Workspace(root)
+
+    with pytest.raises(SandboxUnavailable, match="folder of its own"):
+        workspace.confinement(root / "agent.db")
+    hidden = workspace.confinement(root / ".mainstay" / "runtime.db")
+    assert hidden.hide == (str(root / ".mainstay"),)
+    chooser = Sandbox(lambda: root / ".mainstay" / "runtime.db-jobs", str(root / ".mainstay" / "runtime.db"), [how])
+    (root / ".mainstay" / "runtime.db-jobs").mkdir()
+    if how == "landlock":
+        with pytest.raises(SandboxUnavailable, match="cannot hide"):
+            chooser.choose(hidden)
+    else:
+        assert chooser.choose(hidden).how == how
+
+
+async def test_store_is_hidden_whatever_the_caller_says(tmp_path: Path) -> None:
+    async with Runtime(tmp_path / "agent.db") as runtime:
+        with pytest.raises(SandboxUnavailable, match="folder of its own"):
+            await runtime.command(["true"], sandbox=Confinement((str(tmp_path),)))
+
+
+async def test_working_directory_outside_is_refused(runtime: Runtime, tmp_path: Path) -> None:
+    (tmp_path / "root").mkdir()
+    if all(examine(each).refused for each in IMPLEMENTATIONS):
+        pytest.skip("no sandbox here")
+
+    with pytest.raises(InvalidCommand, match="outside of what its sandbox grants"):
+        await runtime.command(["true"], cwd="/usr", sandbox=Workspace(tmp_path / "root").confinement())
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"network": "yes"}, "network='yes'"),
+        ({"accept": ("all",)}, "there is no gap"),
+        ({"accept": "git"}, "give a list"),
+        ({"limits": {"memory": 1}}, "give SandboxLimits"),
+        ({"read": ["/nowhere/at/all"]}, "/nowhere/at/all"),
+        ({"unsandboxed": 1}, "unsandboxed=1"),
+    ],
+)
+def test_workspace_that_is_not_usable_is_refused(tmp_path: Path, options: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidDefinition, match=says):
+        Workspace(tmp_path, **options)
