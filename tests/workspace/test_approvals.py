@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import sys
 from collections.abc import AsyncGenerator
@@ -13,6 +14,7 @@ import pytest
 from mainstay import Runtime, Workspace
 from mainstay.model.tool import Failed
 from mainstay.workspace.policy import Policy, Rule
+from tests.cli.shell import shell
 from tests.kit import crash
 from tests.workspace.asking import Conversation
 
@@ -167,3 +169,19 @@ async def test_what_is_allowed_by_now_runs(host: Host, work: Path) -> None:
 
     assert outcome.value["status"] == "exited"
     assert host.made() == ["made"]
+
+
+async def test_the_command_line_shows_the_whole_question(host: Host, work: Path, store: Path) -> None:
+    async with host.running(killed=True) as model:
+        call_id = await ask(model, command="touch made\x1b[2K\nrm -rf a")
+
+    listed = (await asyncio.to_thread(shell, "pending", store=store)).stdout
+    told = (await asyncio.to_thread(shell, "show", "s", store=store)).stdout
+
+    for shown in (listed, told):
+        assert f"run in {work}:" in shown
+        assert "  | touch made\\x1b[2K\n" in shown
+        assert "  | rm -rf a\n" in shown
+        assert "- unclear: the command line is not understood: it has the character U+001B" in shown
+        assert f"mainstay approve {call_id}" in shown or f"{call_id} asks to" in shown
+        assert "\x1b" not in shown

@@ -518,12 +518,19 @@ def _usage(usage: Usage) -> str:
     return ", ".join(parts)
 
 
+def _question(call: PendingCall) -> list[str]:
+    """What its provider tells the person who decides, where that is more than a reason: a command with its risks."""
+    lines = call.reason.split("\n")
+    return lines if call.kind == "approval" and len(lines) > 1 else []
+
+
 def answer_hint(call: PendingCall) -> str:
     """What is asked, and the command that answers it."""
     what = whole_call(call.tool, call.args)
     match call.kind:
         case "approval":
-            return f"approval of {what}\n    mainstay approve {call.call_id}   (or reject)"
+            asked = "".join([f"\n    {line}" for line in _question(call)])
+            return f"approval of {what}{asked}\n    mainstay approve {call.call_id}   (or reject)"
         case "recovery":
             return f"whether {what} took effect\n    mainstay settle {call.call_id} done   (or failed, rerun)"
         case "deferred":
@@ -606,6 +613,10 @@ def pending(store: StoreOption = None, json: JsonOption = False) -> None:
             return 0
         rows = [[c.call_id, c.kind, whole_call(c.tool, c.args), ago(c.since, now)] for c in found]
         table(out, ["call", "waits for", "what", "since"], rows, fold=(0, 2))
+        for each in found:
+            if question := _question(each):
+                heading(out, f"{each.call_id} asks to")
+                text_block(out, "\n".join(question))
         kinds = {c.kind for c in found}
         if "approval" in kinds:
             text_line(out, "answer an approval with: mainstay approve CALL, mainstay reject CALL --reason …", "dim")
