@@ -12,12 +12,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from mainstay import Agent, Runtime
-from mainstay.cli.commands import notes_of
+from mainstay.cli.commands import command_end, notes_of
 from mainstay.cli.doctor import examine_processes
-from mainstay.model.process import Registration
+from mainstay.cli.processes import progress_text
+from mainstay.model.monitor import OutputCursor
+from mainstay.model.process import ProcessRecord, ProcessRow, Registration
 from mainstay.model.write import Register
 from mainstay.stores.sqlite import SqliteStore
 from mainstay.testing import ScriptedModel
@@ -70,6 +73,44 @@ def test_ps_lists_commands_with_what_they_run_and_have_written(store: Path) -> N
     assert f"pid {row['command']['pid']}, 6 B" in listed.stdout
     assert "sh -c echo hello; sleep 1000" in listed.stdout
     assert name in listed.stdout
+
+
+def test_ps_says_in_words_how_a_command_ended(store: Path) -> None:
+    async def work() -> None:
+        async with Runtime(store, agents=[]) as runtime:
+            await (await runtime.command(["sh", "-c", "exit 2"])).result()
+
+    asyncio.run(work())
+    listed = shell("ps", "--all", store=store).stdout
+
+    assert "exited 2, after" in listed
+    assert "exit_code" not in listed
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ({"status": "exited", "exit_code": 0, "duration_ms": 61_000}, "exited 0, after 1 min"),
+        ({"status": "exited", "exit_code": 1, "lines": 1}, "exited 1, 1 line"),
+        ({"status": "signaled", "signal": "SIGTERM", "lines": 1200}, "ended by SIGTERM, 1,200 lines"),
+        ({"status": "timed_out", "reason": "silence"}, "timed out: silence"),
+        ({"status": "lost"}, "lost"),
+        ({"status": "fine"}, ""),
+        ([1, 2], ""),
+        (None, ""),
+    ],
+)
+def test_the_end_of_a_command_in_words(value: Any, words: str) -> None:
+    assert command_end(value) == words
+
+
+def test_the_progress_of_a_monitor_in_words() -> None:
+    asked = Registration("chat.monitor.log", "monitor", "reattachable", "log", label="monitor log")
+    told = msgspec.to_builtins(OutputCursor(stdout=8, lines=2, last="two"))
+    row = ProcessRow(1, asked, ProcessRecord(progress=told))
+
+    assert progress_text(row) == "2 lines, the last: two"
+    assert (row.kind, row.name, row.label) == ("monitor", "log", "monitor log")
 
 
 def test_logs_show_what_a_command_wrote_byte_by_byte(store: Path) -> None:

@@ -9,16 +9,16 @@ import sys
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 from msgspec import Struct
 
 from mainstay.cli.host import FAILED, Refusal, find_process, is_terminal
-from mainstay.cli.render import json_line, safe, size
+from mainstay.cli.render import json_line, safe, size, span
 from mainstay.commands import output
 from mainstay.commands.job import Job
-from mainstay.model.command import COMMAND_KIND, Stream
+from mainstay.model.command import COMMAND_KIND, CommandStatus, Stream
 from mainstay.model.process import ProcessRow
 from mainstay.ports.store import JobFolders, Store
 
@@ -124,6 +124,29 @@ async def _chunks(
         yield chunk
         after = chunk.next
         await asyncio.sleep(0)
+
+
+# ---------------------------------------------------------------------- how it ended
+
+
+def command_end(value: Any) -> str:
+    """How a command ended, or the one of a monitor, in words; empty for what says nothing of that."""
+    if not isinstance(value, dict) or value.get("status") not in get_args(CommandStatus):
+        return ""
+    status, reason = value["status"], value.get("reason") or ""
+    if status == "exited":
+        words = f"exited {value.get('exit_code')}"
+    elif status == "signaled":
+        words = f"ended by {value.get('signal')}"
+    else:
+        words = f"{status.replace('_', ' ')}: {reason}" if reason else status.replace("_", " ")
+    more = [f"after {span(value['duration_ms'])}"] if "duration_ms" in value else []
+    more += [lines_text(value["lines"])] if "lines" in value else []
+    return ", ".join([words, *more])
+
+
+def lines_text(count: int) -> str:
+    return f"{count:,} line{'' if count == 1 else 's'}"
 
 
 # ---------------------------------------------------------------------- doctor

@@ -14,7 +14,15 @@ import msgspec
 import typer
 from msgspec.structs import replace
 
-from mainstay.cli.commands import CommandFacts, facts_of, facts_text, is_here, show_output
+from mainstay.cli.commands import (
+    CommandFacts,
+    command_end,
+    facts_of,
+    facts_text,
+    is_here,
+    lines_text,
+    show_output,
+)
 from mainstay.cli.host import (
     FAILED,
     OK,
@@ -49,7 +57,7 @@ from mainstay.cli.render import (
 )
 from mainstay.errors import TimedOut
 from mainstay.model.command import COMMAND_KIND, Stream
-from mainstay.model.monitor import MONITOR_KIND
+from mainstay.model.monitor import MONITOR_KIND, read_cursor
 from mainstay.model.process import (
     RETIRED,
     Abandoned,
@@ -178,7 +186,7 @@ def _cells(row: ProcessRow, state: str, now: int, facts: str | None) -> list[str
     worker = "" if row.owner is None else row.owner
     if row.attempts > 1 and row.live:
         worker = f"{worker} attempt {row.attempts}".strip()
-    progress = "" if record.progress is None or not row.live else brief(record.progress, 30)
+    progress = "" if record.progress is None or not row.live else progress_text(row)
     if facts is not None:  # of a command, which says nothing of itself
         progress = facts
     note = "; ".join(wait_text(wait, now) for wait in record.waits) if row.live else ended_text(row)
@@ -205,7 +213,19 @@ def wait_text(wait: WaitOn, now: int) -> str:
     return f"{what}, {'in' if wait.kind == 'time' else 'at most'} {span(wait.due - now)}"
 
 
+def progress_text(row: ProcessRow) -> str:
+    """What a process says of its progress; of a monitor, how many lines it has told, and the newest of them."""
+    if row.kind != MONITOR_KIND:
+        return brief(row.record.progress, 30)
+    told = read_cursor(row.record.progress)
+    return brief(f"{lines_text(told.lines)}, the last: {told.last}" if told.last else lines_text(told.lines), 60)
+
+
 def ended_text(row: ProcessRow) -> str:
+    if row.kind in (COMMAND_KIND, MONITOR_KIND):
+        words = command_end(getattr(row.record.outcome, "value", None))
+        if words:
+            return brief(words, 100)
     match row.record.outcome:
         case Success(blob=blob) if blob is not None:
             return f"{blob.size:,} bytes"

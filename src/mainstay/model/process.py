@@ -312,6 +312,18 @@ class ProcessRow(Struct, frozen=True, gc=False):
         return self.registration.id
 
     @property
+    def kind(self) -> str:
+        return self.registration.kind
+
+    @property
+    def name(self) -> str:
+        return self.registration.name
+
+    @property
+    def label(self) -> str:
+        return self.registration.label
+
+    @property
     def status(self) -> ProcessStatus:
         return self.record.status
 

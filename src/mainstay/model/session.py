@@ -89,6 +89,10 @@ class ListedSession(SessionRow, frozen=True, gc=False):
         """What the host calls it, else what its first input begins with."""
         return load_settings(self.settings).title or self.opening
 
+    def __repr__(self) -> str:
+        failed = "" if self.error is None else ", its last turn failed"
+        return f"<ListedSession {self.id!r} of {self.agent!r}, {self.state}, {self.title!r}{failed}>"
+
 
 class InboxRow(Struct, frozen=True, gc=False):
     """An accepted input that waits for its turn, or for a boundary of the running one."""
