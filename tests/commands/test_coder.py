@@ -20,7 +20,7 @@ KILLS = 3
 
 
 def begin(folder: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "mainstay.examples.coder", str(folder)]
+    command = [sys.executable, "-m", "mainstay.examples.coder", str(folder), "--unsandboxed"]
     with (folder / "coder.log").open("ab") as log:
         return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=os.environ)
 

@@ -97,6 +97,8 @@ async def show_coder(folder: Path, silent: bool) -> CoderReport:
     say("")
     say(f"tests: begun {plural(report.test_runs_begun, 'time')}, as often as the agent asked for them")
     say("  The one that the agent was killed under went on, and its result was there when the agent came back.")
+    kept = f"by {report.confined_by}: they can change their folder only" if report.confined_by else "by nothing here"
+    say(f"commands: confined {kept}; mainstay doctor tells more")
     say(f"edits: {report.edits}, by the records and by the file")
     held = "every promise held: nothing was done twice, and nothing was lost"
     say(f"verdict: {held if not report.broken else 'BROKEN: ' + '; '.join(report.broken)}")

@@ -3,8 +3,9 @@
     python -m mainstay.examples.coder FOLDER                      a scripted model: no key, no network
     python -m mainstay.examples.coder FOLDER anthropic:claude-…   a real one, with its key
 
-The project is FOLDER/project, written if it is not there. Kill this program whenever you like and start it again: the
-turn goes on, and a test run that went on meanwhile is not begun again.
+The project is FOLDER/project, written if it is not there; commands of the agent can change nothing else. Where the
+machine cannot confine them they are refused, unless `--unsandboxed` allows them all the same. Kill this program
+whenever you like and start it again: the turn goes on, and a test run that went on meanwhile is not begun again.
 """
 
 from __future__ import annotations
@@ -85,10 +86,10 @@ def scripted(request: ModelRequest) -> str | list[ToolCall]:
     return "The tests do not pass yet."
 
 
-def coder(project: Path, model: str | Provider) -> Agent[str]:
+def coder(project: Path, model: str | Provider, unsandboxed: bool = False) -> Agent[str]:
     """The agent: files and commands of one folder, without a network; of programs, the tests run without asking."""
     policy = Policy((Rule("allow", TESTS[0], tuple(TESTS[1:])),))
-    workspace = Workspace([project], policy=policy, unsandboxed=True)
+    workspace = Workspace([project], policy=policy, unsandboxed=unsandboxed)
     return Agent(model, name="coder", instructions="You repair Python code.", tools=[workspace.tools(commands=True)])
 
 
@@ -109,10 +110,10 @@ def say(event: AnyEvent) -> None:
             pass
 
 
-async def main(folder: Path, model: str | None = None) -> None:
+async def main(folder: Path, model: str | None = None, unsandboxed: bool = False) -> None:
     """The whole host program. Started again after a kill, it does the same, and the turn goes on."""
     write_project(folder / "project")
-    agent = coder(folder / "project", model or FunctionModel(scripted))
+    agent = coder(folder / "project", model or FunctionModel(scripted), unsandboxed)
     async with Runtime(folder / "agent" / "store.db", agents=[agent]) as runtime:
         session = await runtime.session("fix")
         async with session.stream(PROMPT, key="fix-1") as turn:
@@ -122,4 +123,5 @@ async def main(folder: Path, model: str | None = None) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(Path(sys.argv[1]).absolute(), *sys.argv[2:3]))
+    folder, *model = [each for each in sys.argv[1:] if each != "--unsandboxed"] or sys.exit(__doc__)
+    asyncio.run(main(Path(folder).absolute(), model[0] if model else None, "--unsandboxed" in sys.argv))

@@ -15,6 +15,7 @@ from msgspec import Struct
 from mainstay import Runtime
 from mainstay.errors import MainstayError
 from mainstay.examples.coder import write_project
+from mainstay.workspace.checks import KEY
 
 LIMIT = 120.0
 POLL = 0.02
@@ -23,8 +24,10 @@ MORE = 5
 
 
 class CoderReport(Struct):
-    """What was counted: how often the tests began and ended, how often the file was edited, and what came out."""
+    """What was counted: how often the tests began, how often the file was edited, and what came out. `confined_by` is
+    what kept the tests in their folder; "" if this machine has nothing that does."""
 
+    confined_by: str = ""
     killed_pid: int = 0
     written_without_agent: int = 0
     test_runs_asked: int = 0
@@ -73,7 +76,7 @@ class KilledCoder:
     @contextlib.asynccontextmanager
     async def _coder(self) -> AsyncGenerator[asyncio.subprocess.Process, None]:
         """The agent in a process of its own, killed when this context is left; what it prints is said."""
-        command = [sys.executable, "-m", "mainstay.examples.coder", str(self._folder)]
+        command = [sys.executable, "-m", "mainstay.examples.coder", str(self._folder), "--unsandboxed"]
         with (self._folder / "coder.log").open("ab") as log:
             child = await asyncio.create_subprocess_exec(
                 *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=log
@@ -113,6 +116,8 @@ class KilledCoder:
         async with Runtime(self._folder / "agent" / "store.db", recover=False) as runtime:
             session = await runtime.session("fix")
             result = await session.result("fix.1")
+            tests = await runtime.handle(f"{result.tool_calls[0].call_id}.{KEY}").record()
+            report.confined_by = (tests.registration.input.get("sandbox") or {}).get("how", "")
             report.edits = len([each for each in await session.edits() if each.status == "applied"])
         report.text = result.text
         report.test_runs_asked = len([each for each in result.tool_calls if each.tool == "run_test"])
