@@ -383,6 +383,13 @@ async def wf(params: Sample) -> Sample:
     return await workspace_workloads.wf(params)
 
 
+async def wm(params: Sample) -> Sample:
+    """Python of a model."""
+    import code_workloads
+
+    return await code_workloads.wm(params)
+
+
 async def wh(params: Sample) -> Sample:
     """Models over HTTP."""
     import wire_workloads
@@ -526,6 +533,19 @@ async def _check_recovered(runtime: Runtime, units: int) -> None:
 
 if __name__ == "__main__":
     workload.main(
-        {"w1": w1, "w2": w2, "w3": w3, "w4": w4, "w5": w5, "w7": w7, "w8": w8, "wc": wc, "wf": wf, "wh": wh, "wp": wp},
+        {
+            "w1": w1,
+            "w2": w2,
+            "w3": w3,
+            "w4": w4,
+            "w5": w5,
+            "w7": w7,
+            "w8": w8,
+            "wc": wc,
+            "wf": wf,
+            "wh": wh,
+            "wm": wm,
+            "wp": wp,
+        },
         cold_start,
     )

@@ -251,3 +251,14 @@ def test_the_chart_is_a_picture_with_ours_first(tmp_path: Path) -> None:
     words = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
     assert words[1:5] == ["Mainstay", "0.4", "Restate", "0.8  (2×)"]
     assert sum(1 for _ in root.iter("{http://www.w3.org/2000/svg}rect")) == 2
+
+
+@pytest.mark.parametrize(
+    "params", [{"what": "cells", "times": 1}, {"what": "resume", "times": 1}, {"what": "idle", "sessions": 3}]
+)
+def test_wm_runs_cells_resumes_one_and_holds_no_worker(tmp_path: Path, params: dict[str, Any]) -> None:
+    found = sample(tmp_path, "wm", {**params, "dir": str(tmp_path)})
+
+    assert found.get("workers", 0) == 0
+    assert found.get("loop_cpu_ms", 1) > 0
+    assert found.get("held_kb", 0) < 64

@@ -150,11 +150,11 @@ def _make_key(path: Path) -> None:
 
 
 def _read_key(path: Path) -> bytes:
-    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0))
     with os.fdopen(handle, "rb") as file:
         status = os.fstat(file.fileno())
         key = file.read(KEY_BYTES + 1)
-    if status.st_mode & 0o077:
+    if os.name == "posix" and status.st_mode & 0o077:
         raise StoreUnavailable(f"{path} can be read by others, and is a key: chmod 600 it, or delete it for a new one")
     if len(key) != KEY_BYTES:
         raise StoreUnavailable(f"{path} is no key of {KEY_BYTES} bytes: delete it, and a new one is made")

@@ -18,7 +18,6 @@ import contextlib
 import hashlib
 import os
 import re
-import resource
 import secrets
 import signal
 import sys
@@ -50,6 +49,9 @@ from mainstay.model.code import (
     Variable,
 )
 from mainstay.model.codec import clean_text
+
+if sys.platform == "linux":
+    import resource
 
 try:
     import pydantic_monty as monty
@@ -158,17 +160,15 @@ def _confine(pid: int | None, limits: CodeLimits) -> None:
 
     Monty's own limits hold while it runs code; these hold whatever it does. Linux only: elsewhere Monty's hold alone.
     """
-    if pid is None or sys.platform != "linux":
-        return
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        room = limits.memory + 1024 * 1024 * 1024
-        for which, most in (
-            (resource.RLIMIT_AS, room),
-            (resource.RLIMIT_FSIZE, 0),
-            (resource.RLIMIT_CORE, 0),
-            (resource.RLIMIT_NOFILE, 64),
-        ):
-            resource.prlimit(pid, which, (most, most))
+    if sys.platform == "linux" and pid is not None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            for which, most in (
+                (resource.RLIMIT_AS, limits.memory + 1024 * 1024 * 1024),
+                (resource.RLIMIT_FSIZE, 0),
+                (resource.RLIMIT_CORE, 0),
+                (resource.RLIMIT_NOFILE, 64),
+            ):
+                resource.prlimit(pid, which, (most, most))
 
 
 def _modules(functions: Functions) -> Mapping[str, monty.ExternalModule]:
