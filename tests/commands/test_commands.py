@@ -27,6 +27,7 @@ from mainstay.errors import (
 from mainstay.lifecycle.process import session_parent
 from mainstay.model.command import CommandResult, CommandSettings
 from mainstay.model.process import Abandoned, Cancelled, Registration, Success
+from mainstay.stores.blobs import FileBlobs
 from mainstay.testing import FunctionModel
 from tests.commands.host import lives
 from tests.kit import agent_calling, crash, until
@@ -129,6 +130,16 @@ async def test_a_long_output_is_inline_with_head_and_tail_and_whole_as_an_artifa
     whole = await runtime.store.blobs.get(kept["digest"])
     assert whole == b"".join([bytes(chunk) async for chunk in handle.output()])
     assert len(whole) == result.stdout_bytes
+
+
+async def test_a_long_output_is_on_the_disk_once(runtime: Runtime) -> None:
+    handle = await runtime.command(sh("seq 1 20000"))
+    result = await handle.result()
+    (kept,) = [event.payload async for event in handle.events() if event.type == "artifact"]
+    assert isinstance(runtime.store.blobs, FileBlobs)
+
+    assert os.path.samefile(runtime.store.blobs.path(kept["digest"]), result.stdout_path)
+    assert not list(Path(result.stdout_path).parent.glob("*.shared"))
 
 
 async def test_bytes_that_are_no_text_are_replaced_inline_and_exact_on_disk(runtime: Runtime) -> None:

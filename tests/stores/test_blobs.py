@@ -149,3 +149,29 @@ def test_a_blob_that_does_not_fit_leaves_nothing_behind(blobs: FileBlobs) -> Non
     assert said.startswith("StoreUnavailable cannot write a blob")
     assert os.strerror(errno.EFBIG) in said
     assert list(blobs.folder.glob("*/*")) == []
+
+
+# ---------------------------------------------------------------------- a file that is a blob too
+
+
+async def test_file_that_is_shared_with_its_blob_takes_no_room_of_its_own(tmp_path: Path) -> None:
+    blobs, file = FileBlobs(tmp_path / "blobs"), tmp_path / "output"
+    file.write_bytes(b"hello")
+    digest, _ = await blobs.put_file(str(file))
+
+    assert await blobs.share(digest, str(file))
+    assert await blobs.share(digest, str(file)), "it may be done again"
+
+    assert os.path.samefile(file, blobs.path(digest))
+    file.unlink()
+    assert await blobs.get(digest) == b"hello"
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["blobs"]
+
+
+async def test_file_whose_blob_is_gone_stays_as_it_is(tmp_path: Path) -> None:
+    blobs, file = FileBlobs(tmp_path / "blobs"), tmp_path / "output"
+    file.write_bytes(b"hello")
+
+    assert not await blobs.share("0" * 64, str(file))
+
+    assert file.read_bytes() == b"hello"

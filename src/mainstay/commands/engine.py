@@ -104,7 +104,7 @@ from mainstay.model.session import CancelRequest
 from mainstay.model.tool import Artifact
 from mainstay.model.write import ProcessLimits
 from mainstay.ports.process import AdmittedCommand, CancelRequested, EngineRun, Leaving
-from mainstay.ports.store import JobFolders, Store
+from mainstay.ports.store import JobFolders, SharesFiles, Store
 from mainstay.processes.command import CommandStart
 from mainstay.processes.tool import ARTIFACT
 
@@ -764,6 +764,8 @@ class CommandRun:
                     continue
                 try:
                     digest, size = await run.journal.keep_file(str(job.folder / name), patient=False)
+                    if isinstance(blobs := self._engine.store.blobs, SharesFiles):
+                        await blobs.share(digest, str(job.folder / name))
                 except (StoreError, InvalidInput, OSError) as error:
                     found["artifact_error"] = f"{name} could not be kept as an artifact: {error}"
                 else:

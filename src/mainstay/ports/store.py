@@ -227,6 +227,16 @@ class JobFolders(Protocol):
 
 
 @runtime_checkable
+class SharesFiles(Protocol):
+    """What blobs can do that are files of this machine."""
+
+    async def share(self, digest: str, path: str) -> bool:
+        """Let a file that nobody changes any more, and whose content is that of a blob, be one file on the disk with
+        it. False where that is not possible: then both stay."""
+        ...
+
+
+@runtime_checkable
 class Searchable(Protocol):
     """What a store can do that finds sessions by their words, once it is told to keep an index of them."""
 

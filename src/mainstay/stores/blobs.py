@@ -48,6 +48,9 @@ class FileBlobs:
     async def put_file(self, path: str) -> tuple[str, int]:
         return await in_thread(self.copy, path)
 
+    async def share(self, digest: str, path: str) -> bool:
+        return await in_thread(self._link, digest, path)
+
     async def get(self, digest: str) -> bytes:
         return await in_thread(self.read, digest)
 
@@ -101,6 +104,19 @@ class FileBlobs:
             digest, size = self._store(host_pieces(path))
             self._sync(digest)
         return digest, size
+
+    def _link(self, digest: str, path: str) -> bool:
+        """Put a link to a blob in the place of a file. Whole at any instant: the link is made beside it and renamed."""
+        beside = f"{path}.shared"
+        try:
+            os.link(self.path(digest), beside, follow_symlinks=False)
+            os.rename(beside, path)
+        except OSError:  # another file system, or one without links: the file stays as it is
+            return False
+        finally:
+            with contextlib.suppress(OSError):
+                os.unlink(beside)
+        return True
 
     @contextlib.contextmanager
     def _writing(self) -> Generator[None, None, None]:
