@@ -7,10 +7,12 @@ The cell calls in a loop, in a comprehension and at once, prints, and finishes t
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any
 
 from mainstay import Agent, ModelRequest, ModelResponse, ToolContext, Usage, tool
 from mainstay.engine.host import SystemClock
+from mainstay.errors import AlreadyAnswered
 from mainstay.testing import FunctionModel
 from mainstay.testing.crash import Lab
 from mainstay.tools.cells import WRITE_AFTER
@@ -61,6 +63,41 @@ def coder(lab: Lab) -> Agent[str]:
         return ModelResponse("I stop." if again else CELL, (), Usage(input=1, output=2))
 
     return Agent(FunctionModel(answer), name="coder", tools=[pay, look], mode="code")
+
+
+SIGNED = ["```python\nseen = [await look(n) for n in range(2)]\n```"]
+SIGNED += ["```python\nprint('asking')\nname = await sign(seen[1])\nfinish(f'{seen} {name}')\n```", "I stop."]
+
+
+def clerk(lab: Lab) -> Agent[str]:
+    """An agent whose second cell waits for a person, with a variable of the first."""
+
+    @tool(recovery="rerun")
+    async def look(n: int, ctx: ToolContext[Any]) -> int:
+        """Look."""
+        await lab.effect("look", ctx.idempotency_key)
+        return n + 1
+
+    @tool(approval="ask")
+    async def sign(n: int, ctx: ToolContext[Any]) -> str:
+        """Sign."""
+        await lab.effect("sign", ctx.idempotency_key)
+        return f"signed {n}"
+
+    def answer(request: ModelRequest) -> ModelResponse:
+        given = sum(message.role == "assistant" for message in request.messages)
+        return ModelResponse(SIGNED[given], (), Usage(input=1, output=2))
+
+    return Agent(FunctionModel(answer), name="clerk", tools=[look, sign], mode="code")
+
+
+async def approved(lab: Lab) -> None:
+    async with lab.runtime([clerk(lab)], clock=Unhurried()) as runtime:
+        session = await runtime.session(SESSION)
+        if (await session.run("go", key="go")).waiting:
+            with contextlib.suppress(AlreadyAnswered):
+                await session.approve(f"{SESSION}.1.2.0", by="operator")
+            await session.result(f"{SESSION}.1")
 
 
 async def coded(lab: Lab) -> None:

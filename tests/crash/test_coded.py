@@ -7,8 +7,8 @@ from collections.abc import Generator
 import pytest
 from msgspec import Struct
 
-from mainstay.testing.crash import MODES, Crash, ForkServer, Mode, Played, play
-from tests.crash.coded import ANSWER, coded
+from mainstay.testing.crash import MODES, Crash, ForkServer, Mode, Played, StoreKind, kill_everywhere, play
+from tests.crash.coded import ANSWER, approved, coded
 from tests.crash.reference import SESSION
 
 
@@ -130,3 +130,18 @@ def forks() -> Generator[ForkServer, None, None]:
 @pytest.mark.parametrize(("crash", "fate"), KILLS)
 def test_real_kill_has_its_ruled_fate(forks: ForkServer, crash: Crash, fate: Fate) -> None:
     check(forks.play([crash], coded), fate)
+
+
+@pytest.mark.parametrize("store", ["memory", "sqlite"])
+def test_cell_that_waits_for_a_person_survives_every_crash(store: StoreKind) -> None:
+    """It goes on at its line with the variables of the cell before it; what was approved is done once at most."""
+    report = kill_everywhere(approved, store=store)
+
+    assert (report.lost, report.problems, report.unreached) == (0, [], [])
+    assert "append 1: replied 2 + called 2.0, opening a wait, parking" in {row.crash.point for row in report.rows}
+    for row in report.rows:
+        session = row.played.ending.session(SESSION)
+        assert session is not None
+        assert row.played.count("sign") <= 1
+        unknown = session.calls[-1].outcome == "outcome_unknown"
+        assert session.said[-1] == ("assistant: I stop." if unknown else "assistant: [1, 2] signed 2"), row.crash

@@ -14,7 +14,7 @@ from mainstay.model.outcome import BudgetSpent, Finished, Incomplete
 from mainstay.model.record import Called, Closed, Ended, Replied
 from mainstay.model.tool import Cancelled, Failed, Ok, ToolSpec
 from mainstay.model.transcript import Transcript
-from mainstay.turn.code import BEHIND, CodeProtocol
+from mainstay.turn.code import BEHIND, RULES, CodeProtocol
 from mainstay.turn.machine import Machine, OutputRule, TurnState
 from tests.turn.play import HELLO, deliver, end, say
 
@@ -291,4 +291,10 @@ def test_what_follows_a_cell_is_not_shown_again() -> None:
 def test_instructions_describe_the_functions() -> None:
     tools = [ToolSpec("look"), ToolSpec("pay")]
 
-    assert PROTOCOL.instructions("Be kind.", tools, None) == "Be kind.\n\nFunctions: look, pay."
+    assert PROTOCOL.instructions("Be kind.", tools, None) == f"Be kind.\n\n{RULES}\n\nFunctions: look, pay."
+
+
+def test_instructions_state_the_form_of_the_answer() -> None:
+    told = PROTOCOL.instructions("", [], {"type": "integer"})
+
+    assert told.endswith('without a block: {"type":"integer"}')

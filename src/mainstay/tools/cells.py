@@ -385,6 +385,8 @@ class Running:
                 await rounds.waits.flush()
                 if control.nudged and waiting:
                     await rounds.read_answers()
+                elif rounds.waits.ends and await rounds.end_waits():
+                    pass  # waits for processes have ended, or are left to the disk
                 elif not any(each.late or each.task is None or each.task.done() for each in running):
                     await control.pause()  # only now: what ended during the write has woken nothing
             self._take_ended()

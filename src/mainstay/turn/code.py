@@ -27,6 +27,16 @@ from mainstay.turn.fences import Fence, cell_of
 MAX_SECONDS = 366 * 24 * 3600
 """The longest sleep of a cell."""
 
+RULES = (
+    "To do something, write one block of Python that begins with ```python and ends with ```. It is run, and you are "
+    "told what it printed, the value of its last line, and errors. Write nothing after the block: it would not be "
+    "read. When there is nothing left to do, answer in words, without a block."
+)
+FORM = (
+    "The answer has a form: finish(value) with a value that fits this JSON schema, or nothing but such JSON without a "
+    "block: {}"
+)
+
 BEHIND = "[what followed the cell was dropped]"
 
 
@@ -49,7 +59,9 @@ class CodeProtocol(Struct, frozen=True, gc=False):
         return cell_of(text)
 
     def instructions(self, own: str, tools: Sequence[ToolSpec], output: dict[str, Any] | None) -> str:
-        return "\n\n".join([each for each in (own, self.describe(tools, output)) if each])
+        """The agent's own instructions, what its cells may do, and what the turn is to end with."""
+        form = "" if output is None else FORM.format(encode(output).decode())
+        return "\n\n".join([each for each in (own, RULES, self.describe(tools, output), form) if each])
 
     def shown(self, messages: Iterable[Message]) -> list[Message]:
         """The conversation as a model is shown it."""
