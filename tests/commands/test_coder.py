@@ -40,7 +40,7 @@ def kill_somewhere(folder: Path, lines: int, characters: int) -> None:
 
 @pytest.mark.kill
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(size(3, 60)))
+@pytest.mark.parametrize("seed", range(size(2, 60)))
 async def test_a_coder_that_is_killed_at_random_edits_once_and_runs_each_test_once(tmp_path: Path, seed: int) -> None:
     folder = tmp_path / "a folder"
     folder.mkdir()
