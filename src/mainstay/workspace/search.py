@@ -53,13 +53,25 @@ class Tally:
     names: list[str] = field(default_factory=list)
 
 
-def search(paths: Paths, place: Place, query: Query, found: Callable[[int], None], stop: Callable[[], bool]) -> Any:
-    """What `search` returns. `found` is told how many matches there are so far; `stop` ends it early."""
+def search(  # what one search needs, each by its place
+    paths: Paths,
+    place: Place,
+    query: Query,
+    found: Callable[[int], None],
+    stop: Callable[[], bool],
+    candidates: Iterator[str] | None = None,
+) -> Any:
+    """What `search` returns. `found` is told how many matches there are so far; `stop` ends it early. `candidates` are
+    paths of files below the place, in order: no other file matches."""
     matches, tally, truncated = list[dict[str, Any]](), Tally(), False
     wanted = None if query.glob is None else glob_pattern(query.glob)
     with contextlib.closing(Matcher(query)) as matcher:
         matcher.begin()
-        for batch in _batches(paths, place, query, wanted, tally):
+        if candidates is None:
+            files = walk(paths, place, query.hidden, tally)
+        else:
+            files = among(paths, place, query.hidden, tally, candidates)
+        for batch in _batches(paths, files, wanted, tally):
             for text, line, column, words, before, after in matcher.ask(batch):
                 match = {"path": batch[text].path, "line": line, "column": column, "text": words}
                 context = {"before": before, "after": after} if query.before or query.after else {}
@@ -72,7 +84,9 @@ def search(paths: Paths, place: Place, query: Query, found: Callable[[int], None
                 found(len(matches))
             if stop():
                 raise ToolError("the search was cancelled", code="cancelled")
-    answer: dict[str, Any] = {"matches": matches, "files_searched": tally.files, "truncated": truncated}
+    answer: dict[str, Any] = {"matches": matches, "truncated": truncated}
+    if candidates is None:
+        answer["files_searched"] = tally.files
     if tally.skipped:
         answer["files_skipped"] = tally.skipped
     return answer
@@ -90,10 +104,11 @@ class Piece(NamedTuple):
 
 
 def _batches(
-    paths: Paths, place: Place, query: Query, wanted: re.Pattern[str] | None, tally: Tally
+    paths: Paths, files: Iterator[tuple[int, str, str]], wanted: re.Pattern[str] | None, tally: Tally
 ) -> Iterator[list[Piece]]:
-    batch, size = list[Piece](), 0
-    for folder, name, path in walk(paths, place, query.hidden, tally):
+    """Pieces of files, many at once; few at first, so that the first match is told soon."""
+    batch, size, room = list[Piece](), 0, 1
+    for folder, name, path in files:
         if wanted is not None and not wanted.fullmatch(path):
             continue
         try:
@@ -106,9 +121,9 @@ def _batches(
             for piece in _pieces(file.fileno(), path):
                 batch.append(piece)
                 size += len(piece.data)
-                if size >= BATCH_BYTES or len(batch) >= BATCH_FILES:
+                if size >= BATCH_BYTES or len(batch) >= room:
                     yield batch
-                    batch, size = [], 0
+                    batch, size, room = [], 0, min(2 * room, BATCH_FILES)
     if batch:
         yield batch
 
@@ -151,7 +166,7 @@ def _walk(
         found = sorted((entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries if not entry.is_symlink())
     for name, is_folder in found:
         inner = Place(place.root, (*place.names, name), folder)
-        if (not hidden and name.startswith(".")) or GIT.fullmatch(name):
+        if _left_out(name, hidden):
             continue
         if any(0xDC80 <= ord(each) <= 0xDCFF for each in name):
             tally.skipped += 1
@@ -174,6 +189,45 @@ def _walk(
                 tally.skipped += 1
         finally:
             os.close(descriptor)
+
+
+def among(
+    paths: Paths, place: Place, hidden: bool, tally: Tally, candidates: Iterator[str]
+) -> Iterator[tuple[int, str, str]]:
+    """Those of some files that `walk` would come to, as it gives them. `candidates` are paths from the place on."""
+    rules: dict[tuple[str, ...], tuple[_Ignore, ...] | None] = {}
+
+    def rules_in(names: tuple[str, ...]) -> tuple[_Ignore, ...] | None:
+        """The rules for what is in a folder; None where the folder is left out."""
+        if names in rules:
+            return rules[names]
+        above = () if names == place.names else rules_in(names[:-1])
+        if (
+            above is not None
+            and names != place.names
+            and (_left_out(names[-1], hidden) or _ignored(above, names, True))
+        ):
+            above = None
+        if above is not None:
+            with contextlib.suppress(ToolError), paths.locate("/".join((place.root, *names, ".gitignore"))) as inner:
+                above = (*above, *_ignores(paths, inner.folder, len(names)))
+        rules[names] = above
+        return above
+
+    for each in candidates:
+        names = (*place.names, *[name for name in each.split("/") if name not in ("", ".")])
+        ignores = rules_in(names[:-1]) if len(names) <= MAX_DEPTH else None
+        if ignores is None or _left_out(names[-1], hidden) or _ignored(ignores, names, False):
+            continue
+        try:
+            with paths.locate("/".join((place.root, *names)), follow=False) as inner:
+                yield inner.folder, inner.name, paths.shown(inner)
+        except (OSError, ToolError):
+            tally.skipped += 1
+
+
+def _left_out(name: str, hidden: bool) -> bool:
+    return (not hidden and name.startswith(".")) or GIT.fullmatch(name) is not None
 
 
 class _Ignore(NamedTuple):

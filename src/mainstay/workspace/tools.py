@@ -49,6 +49,7 @@ from mainstay.workspace import files
 from mainstay.workspace.files import Content
 from mainstay.workspace.paths import Paths, Place, telling
 from mainstay.workspace.reading import Unit, outline, shown_file
+from mainstay.workspace.ripgrep import search_among
 from mainstay.workspace.search import Query, search
 from mainstay.workspace.spawning import Programs, ToolPart
 
@@ -343,7 +344,23 @@ class FileTools:
         def found(count: int) -> None:
             ctx.progress({"matches": count})
 
-        return await self._at(path, ctx, lambda paths, at: search(paths, at, query, found, lambda: ctx.cancelled))
+        def work(paths: Paths, place: Place, candidates: Iterator[str] | None = None) -> Any:
+            return search(paths, place, query, found, lambda: ctx.cancelled, candidates)
+
+        paths, programs, folder = self._allowed(ctx.store_location), self._programs, None
+        if programs is not None:
+            with contextlib.suppress(ToolError):  # where it is one file, or nothing, there is nothing to narrow down
+                folder = programs.folder(path, ctx.store_location)
+        if programs is not None and folder is not None:
+
+            def narrowed(candidates: Iterator[str]) -> Any:
+                with paths.locate(path) as place, telling(path):
+                    return work(paths, place, candidates)
+
+            answer = await search_among(programs, ctx, folder, query, narrowed)
+            if answer is not None:
+                return cast("dict[str, Any]", answer)
+        return await self._at(path, ctx, work)
 
     @tool(recovery="rerun")
     async def file_outline(self, path: str, ctx: ToolContext[Any]) -> dict[str, Any]:
