@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -53,7 +53,7 @@ from mainstay.engine.waits import asked
 from mainstay.errors import InvalidInput, SessionDeleted, StoreDamaged, UnknownCall, UnknownTurn
 from mainstay.graph.view import Turn, TurnView, forkable, model_calls, stretches, turn_view
 from mainstay.model import ids, validate
-from mainstay.model.ids import node_id, turn_id
+from mainstay.model.ids import node_id, split, turn_id
 from mainstay.model.llm import Usage
 from mainstay.model.message import Message, Scalar
 from mainstay.model.outcome import PendingCall
@@ -72,7 +72,8 @@ from mainstay.model.record import (
 )
 from mainstay.model.search import SearchPage
 from mainstay.model.session import ListedSession, SessionRow, label
-from mainstay.model.tool import Cancelled, OutcomeUnknown
+from mainstay.model.tool import Cancelled, OutcomeUnknown, ToolRecord
+from mainstay.model.transcript import Transcript
 from mainstay.model.write import SessionFilter
 from mainstay.ports.store import Store
 from mainstay.runtime import Runtime
@@ -462,15 +463,12 @@ def _print_story(story: Story) -> None:
 def _print_turn(out: Console, shown: ShownTurn, shared: bool = False, state: str = "") -> None:
     view, closed = _view(shown), shown.turn.closed
     heading(out, f"── {shown.id}{' (shared history)' if shared else ''}", "dim")
-    calls = {c.call_id: c for c in view.tool_calls}
-    waiting = iter(calls.values())
-    ended = _ended(shown)
+    made, ended = _by_reply(shown.turn.records, view.tool_calls), _ended(shown)
     for message in view.messages:
         if message.role == "tool":
             continue
         _print_message(out, message, shown.turn.said)
-        for _ in message.tool_calls:
-            call = next(waiting)
+        for call in made.pop(0)[1] if made and made[0][0] == message else ():
             if closed is None and call.call_id not in ended:
                 text_line(out, f"  … {whole_call(call.tool, call.args)}", "yellow")
                 continue
@@ -489,6 +487,19 @@ def _print_turn(out: Console, shown: ShownTurn, shared: bool = False, state: str
     else:
         kind = outcome_kind(view.outcome)
         text_line(out, f"  {kind}{_why(view)} · {_usage(view.usage)}", STYLES.get(kind, ""))
+
+
+def _by_reply(records: Sequence[Record], calls: Sequence[ToolRecord]) -> list[tuple[Message, list[ToolRecord]]]:
+    """What the model said in each step that has a message, and the calls that it led to, by itself or in a cell."""
+    found = []
+    for record in records:
+        reply = record.reply if isinstance(record, Closed) else record
+        if isinstance(reply, Replied):
+            said = Transcript()
+            said.add(reply)
+            of_step = [call for call in calls if split(call.call_id, 3)[1][1] == reply.step]
+            found += [(message, of_step) for message in said.messages if message.role == "assistant"]
+    return found
 
 
 def _print_message(out: Console, message: Message, said: Said | None) -> None:
@@ -566,7 +577,8 @@ def _record_text(record: Record) -> str:
         case Faltered(code=code, message=message, call=call):
             return f"{f'call {call}' if call else 'model'}: {code}: {brief(message, 40)}"
         case Ended(call=call, outcome=outcome):
-            return f"call {call}: {outcome_kind(outcome)}: {brief(outcome_words(outcome), 44)}"
+            what = "call" if "." in call else "cell"
+            return f"{what} {call}: {outcome_kind(outcome)}: {brief(outcome_words(outcome), 44)}"
         case Noted(slot=Slot(children=children)) if children:
             return f"begins {', '.join(children)}"
         case Closed(outcome=outcome, reply=reply):
