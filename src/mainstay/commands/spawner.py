@@ -145,7 +145,7 @@ def _find_program(name: str, path: str, cwd: str) -> None:
 class PreparedShim:
     """A shim that is forked before there is a request for it. It is given to one `start`, or dismissed."""
 
-    def __init__(self, forking: asyncio.Task[socket.socket | None]) -> None:
+    def __init__(self, forking: asyncio.Future[socket.socket | None]) -> None:
         self._forking = forking
 
     async def wait_forked(self) -> socket.socket | None:
@@ -160,7 +160,7 @@ class PreparedShim:
         self._forking.add_done_callback(_close_result)
 
 
-def _close_result(forking: asyncio.Task[socket.socket | None]) -> None:
+def _close_result(forking: asyncio.Future[socket.socket | None]) -> None:
     if not forking.cancelled() and forking.exception() is None and (unused := forking.result()) is not None:
         unused.close()
 
@@ -183,6 +183,10 @@ class Spawner:
         """Have a shim forked, and the spawner started if there is none. None while many are being begun."""
         if self._slots.locked() or len(self._forking) >= AT_ONCE:
             return None
+        if (ours := self._fork_shim_now()) is not None:
+            ready: asyncio.Future[socket.socket | None] = asyncio.get_running_loop().create_future()
+            ready.set_result(ours)
+            return PreparedShim(ready)
         forking = asyncio.create_task(self._fork_shim(), name="fork of a shim")
         self._forking.add(forking)
         forking.add_done_callback(self._forking.discard)
@@ -226,6 +230,27 @@ class Spawner:
             await self._end()
         if self._forking:
             await asyncio.wait(self._forking)
+
+    def _fork_shim_now(self) -> socket.socket | None:
+        """The socket of a new shim, if the spawner is there and takes a request at once.
+
+        A task would come to it only after the caller has handed its write to a thread, which then has the interpreter
+        lock for milliseconds.
+        """
+        if self._socket is None or self._opening.locked():
+            return None
+        try:
+            ours, theirs = socket.socketpair()
+        except OSError:
+            return None
+        with theirs:
+            try:
+                socket.send_fds(self._socket, [b"s"], [theirs.fileno()])
+            except OSError:
+                ours.close()
+                return None
+        ours.setblocking(False)
+        return ours
 
     async def _fork_shim(self) -> socket.socket | None:
         """The socket of a new shim; None if the spawner takes no requests."""
