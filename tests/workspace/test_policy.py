@@ -117,6 +117,10 @@ allow -                              time ls
 allow -                              xargs echo < x
 allow -                              busybox ls
 allow -                              seq 10
+allow -                              timeout 5"$X" ls
+allow -                              grep "a$X" y
+allow -                              x="$X"; export y="$x"
+allow -                              sleep 1 & wait $!
 allow -                              basename /a/b/c
 allow -                              echo /etc/passwd
 allow -                              uniq a
@@ -238,6 +242,20 @@ ask   [unclear]                      test -v 'a[$(foo)]'
 ask   [unclear]                      [ $X ]
 ask   [unclear]                      unset 'a[$(foo)]'
 ask   [unclear]                      let x=1
+ask   [unclear]                      y='a[$(foo)]'; [[ 1 -eq y ]]
+ask   [unclear]                      [[ -v y ]]
+ask   [unclear]                      jobs -x ls
+ask   [unclear]                      wait -p 'a[$(foo)]'
+ask   [unclear]                      nice -n $X ls
+ask   [unclear]                      nice --adjustment $X ls
+ask   [unclear]                      timeout 5$X ls
+ask   [unclear]                      timeout $X ls
+ask   [unclear]                      timeout -k 5$X 5 ls
+ask   [unclear]                      stdbuf -o [LN] ls
+ask   [unclear]                      env -u $X ls
+ask   [unclear]                      export a=$X
+ask   [unclear]                      grep $X y
+ask   [unclear]                      ls | xargs jq
 ask   [unclear]                      declare -i x
 ask   [unclear]                      sed '1e foo' x
 ask   [unclear]                      sed 's/a/foo/e' x
@@ -417,6 +435,7 @@ ask   credential_read                head -1 server.pem
 ask   credential_read                cat .ENV
 ask   credential_read                env
 ask   credential_read                printenv
+ask   credential_read                jq -n env
 ask   credential_read                set
 ask   credential_read                export
 ask   credential_read                awk 'BEGIN{print ENVIRON["X"]}'

@@ -126,12 +126,14 @@ def _skip(words: Sequence[Word], flags: str = "", valued: str = "", long: str = 
         if not text.startswith("-") or text == "-":
             return at
         at += 1
+        begin = at
         if text.startswith("--"):
             name, equals, _ = text[2:].partition("=")
             if (name in long.split() and not equals) or (name in long_valued.split() and equals):
                 continue
             if name in long_valued.split():
                 at += 1
+                _check_single(words[begin:at])
                 continue
             raise _Unknown(f"the option {text} is not known")
         for index, letter in enumerate(text[1:], 1):
@@ -140,7 +142,15 @@ def _skip(words: Sequence[Word], flags: str = "", valued: str = "", long: str = 
                 break
             if letter not in flags:
                 raise _Unknown(f"the option {text} is not known")
+        _check_single(words[begin:at])
     return at
+
+
+def _check_single(words: Sequence[Word]) -> None:
+    """Refuse arguments of a wrapper's own that may become several, of which the next is the program."""
+    for each in words:
+        if each.splits or each.glob:
+            raise _Unknown(f"{each.source} may be several words")
 
 
 def _rest(words: Sequence[Word]) -> Started:
@@ -168,8 +178,9 @@ def _plain(flags: str = "", valued: str = "", long: str = "", long_valued: str =
     """A wrapper with `first` arguments of its own before the program."""
 
     def started(it: Invocation) -> Started:
-        at = _skip(it.args, flags, valued, long, long_valued) + first
-        return _rest(it.args[at:])
+        begin = _skip(it.args, flags, valued, long, long_valued)
+        _check_single(it.args[begin : begin + first])
+        return _rest(it.args[begin + first :])
 
     return started
 

@@ -28,7 +28,7 @@ READING = _names(
 IGNORING = _names(
     """
     echo true false : pwd basename dirname seq sleep expr uname whoami id groups tty arch nproc uptime free type
-    times umask wait jobs exit return break continue shift getconf locale numfmt factor logname cal yes
+    times umask exit return break continue shift getconf locale numfmt factor logname cal yes
     """
 )
 """No argument is a path or does more than tell what to say."""
@@ -36,7 +36,7 @@ IGNORING = _names(
 CHANGING_THE_SHELL = _names(
     """
     alias unalias shopt enable bind complete compgen let declare typeset mapfile readarray hash fc history getopts
-    coproc
+    coproc jobs
     """
 )
 """Builtins that change what names mean, or run what they hold."""

@@ -222,7 +222,7 @@ def _grep(it: Invocation, scene: Scene) -> Iterator[Finding]:
         for option in options:
             if option.startswith(("--pre", "--hostname-bin", "--search-zip")) or re.match(r"-[a-zA-Z]*z", option):
                 yield "unclear", f"rg {option} runs a program"
-    pattern = None if patterns or not operands else operands[0]
+    pattern = None if patterns or not operands or operands[0].splits else operands[0]
     yield from _words_findings([each for each in it.args if each is not pattern], scene)
 
 
@@ -311,6 +311,10 @@ def _awk(it: Invocation, scene: Scene) -> Iterator[Finding]:
 def _first_is_no_path(it: Invocation, scene: Scene) -> Iterator[Finding]:
     """`jq FILTER FILE…`, `tr SET SET`: the first operand is no path."""
     operands = _operands(it.args)
+    if operands and operands[0].splits:
+        yield "unclear", f"{operands[0].source} may be several words"
+    if it.name == "jq" and operands and "env" in (operands[0].value or "").casefold():
+        yield "credential_read", "the filter of jq may read variables"
     yield from _words_findings([each for each in it.args if not operands or each is not operands[0]], scene)
 
 
@@ -374,7 +378,7 @@ def _export(it: Invocation, scene: Scene) -> Iterator[Finding]:
         plain = each.value is not None and NAME.fullmatch(each.value)
         if found is not None:
             yield from of_variable(found.group(1))
-        elif not plain:
+        if (found is None and not plain) or each.splits:  # dash makes several assignments of it
             yield "unclear", f"{it.name} {each.source}"
     if not it.args:
         yield "credential_read", f"{it.name} shows variables"
@@ -389,6 +393,11 @@ def _variables(it: Invocation, scene: Scene) -> Iterator[Finding]:
             yield "unclear", f"{it.name} {each.source}"
         else:
             yield from of_variable(each.value)
+
+
+def _wait(it: Invocation, scene: Scene) -> Iterator[Finding]:
+    if any((each.splits and each.source != "$!") or (each.value or "").startswith("-") for each in it.args):
+        yield "unclear", "wait -p sets a variable"
 
 
 def _shows_variables(it: Invocation, scene: Scene) -> Iterator[Finding]:
@@ -441,6 +450,7 @@ READERS: dict[str, Reader] = {
     **dict.fromkeys(("cd", "pushd"), _cd),
     **dict.fromkeys(("export", "readonly", "local"), _export),
     **dict.fromkeys(("read", "unset"), _variables),
+    "wait": _wait,
     **dict.fromkeys(("jq", "tr"), _first_is_no_path),
     **dict.fromkeys(("awk", "gawk", "mawk", "nawk"), _awk),
     "printf": _printf,

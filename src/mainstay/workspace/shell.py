@@ -431,8 +431,10 @@ class _Reader:
 
     def check_test(self, words: Sequence[Word]) -> None:
         inside = words[1:-1]
-        if words[-1].source != "]]" or any("[" in each.source or each.value is None for each in inside):
-            self.refuse("`[[` with operators, variables or brackets")
+        # Numbers are arithmetic there, and bash runs what the values of variables in it say.
+        counts = any(each.value in ("-eq", "-ne", "-lt", "-le", "-gt", "-ge", "-v", "-R") for each in inside)
+        if words[-1].source != "]]" or counts or any("[" in each.source or each.value is None for each in inside):
+            self.refuse("`[[` with operators, variables, numbers or brackets")
 
     def function(self, name: Word, begin: int) -> list[ShellCommand]:
         self.at += 1
