@@ -124,6 +124,8 @@ allow -                              sleep 1 & wait $!
 allow -                              basename /a/b/c
 allow -                              echo /etc/passwd
 allow -                              uniq a
+allow -                              uniq -c a
+allow -                              xxd a
 allow -                              ls *
 allow -                              echo é
 
@@ -321,6 +323,9 @@ ask   write                          chmod +x x
 ask   write                          sed -i s/a/b/ x
 ask   write                          sed -ni.bak p x
 ask   write                          uniq a b
+ask   write                          uniq a -c
+ask   write                          xxd - -x
+ask   write                          xxd -l 5 a b
 ask   write                          tar xf x.tar
 ask   write                          tree -o x
 ask   write                          find . -fprint x

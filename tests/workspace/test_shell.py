@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import re
 import shutil
@@ -14,7 +15,7 @@ import pytest
 from mainstay.workspace.invocations import Invocation, invocations
 from mainstay.workspace.policy import CommandLine, Policy
 from mainstay.workspace.shell import MAX_DEPTH, MAX_LENGTH, ShellUnclear, parse
-from tests.fuzzing import cases
+from tests.fuzzing import FULL, cases
 
 PROGRAMS = ("alpha", "beta", "gamma", "delta", "omega")
 REAL = ("env", "nice", "timeout", "nohup", "xargs", "find", "bash", "dash", "sh", "stdbuf", "setsid")
@@ -42,10 +43,10 @@ class Shells:
                 (self.bin / name).symlink_to(found)
         self.found = [path for name in ("bash", "dash") if (path := shutil.which(name)) is not None]
 
-    def run(self, shell: str, text: str) -> list[tuple[str, ...]]:
+    def run(self, shell: str, text: str, **variables: str) -> list[tuple[str, ...]]:
         """What a shell runs of a text: the programs with their arguments."""
         self.record.write_bytes(b"")
-        env = {"PATH": str(self.bin), "HOME": str(self.cwd), "V": "value", "LC_ALL": "C.UTF-8"}
+        env = {"PATH": str(self.bin), "HOME": str(self.cwd), "V": "value", "LC_ALL": "C.UTF-8", **variables}
         subprocess.run(
             [shell, "-c", f"{text}\nwait"], cwd=self.cwd, env=env, capture_output=True, stdin=subprocess.DEVNULL,
             check=False, timeout=120,
@@ -323,3 +324,63 @@ def test_what_is_long_or_nested_deeply_is_unclear_or_known_at_once(text: str) ->
 def test_what_shells_read_differently_is_not_understood(text: str) -> None:
     with pytest.raises(ShellUnclear):
         started(text)
+
+
+# ---------------------------------------------------------------------- what is allowed, run for real
+
+HOSTILE = (
+    "alpha", "; alpha", "$(alpha)", "a[$(alpha)]", "-exec alpha ;", "5 alpha", "-o made", "-c alpha", "-x alpha",
+)  # fmt: skip
+"""Values of variables with which a line that is allowed must run nothing that is not known, and change nothing."""
+ARGUMENTS = (
+    "$X", '"$X"', "a$X", '5"$X"', "5$X", "in", "*", "--", "-n", "-o", "made", "-x", "alpha", "-k", "1", "5", "-e",
+    "s/a/b/", "-i", "-exec",
+    "-execdir", "{}", "\\;", "+", "-delete", "a=b", "a=$X", "'a[$(alpha)]'", "x", "-v", "-eq", "-gt", "]", "-c",
+    "'alpha'", "-s", "KILL",
+    "-p", "-f", "-I{}", "-r", "'{print}'", "'1p'", "'1e alpha'", "-u", "A=1", "PATH=.", "-", "-name", "!", "-z",
+    "--pre", "--output=made",
+)  # fmt: skip
+STARTERS = (
+    "nice", "timeout", "env", "nohup", "command", "builtin", "exec", "time", "stdbuf", "setsid", "xargs", "eval",
+    "sh", "bash",
+    "find", "busybox", "trap",
+)  # fmt: skip
+KNOWN = (
+    "test", "[", "[[", "printf", "export", "read", "unset", "set", "wait", "jobs", "cd", "grep", "sort", "uniq",
+    "sed", "awk", "date", "echo",
+    "cat", "ls", "head", "wc", "expr", "cut", "tr", "diff", "file", "type", "local", "true", "env", "xxd", "seq",
+    "stat", "readlink", "pushd",
+)  # fmt: skip
+
+
+def known_line(seed: int) -> str:
+    """A line of programs that policies know, with arguments that turn some of them into more."""
+    chance = random.Random(seed)
+    parts: list[str] = []
+    for _ in range(chance.choice([1, 1, 2])):
+        words = [*chance.choices(STARTERS, k=chance.choice([0, 0, 1, 2])), chance.choice(KNOWN)]
+        for _ in range(chance.randrange(5)):
+            words.insert(chance.randrange(1, len(words) + 1), chance.choice(ARGUMENTS))
+        parts.append(" ".join(words))
+    return chance.choice([" | ", "; ", " && "]).join(parts)
+
+
+@pytest.mark.fuzz
+def test_what_is_allowed_runs_nothing_unknown_and_changes_nothing(shells: Shells) -> None:
+    """Whatever variables hold: the only program that they name records that it ran."""
+    system = os.pathsep.join(["/usr/bin", "/bin"])
+    before = sorted(shells.cwd.rglob("*"))
+    allowed = 0
+    for seed in range(cases(1000, 60_000)):
+        text, chance = known_line(seed), random.Random(-seed)
+        verdict = Policy().judge(CommandLine(shell=text, cwd=str(shells.cwd), roots=(str(shells.cwd),)))
+        if verdict.decision != "allow" or (not FULL and chance.random() > 0.3):
+            continue
+        allowed += 1
+        value = chance.choice(HOSTILE)
+        for shell in shells.found:
+            ran = shells.run(shell, text, X=value, PATH=f"{shells.bin}{os.pathsep}{system}")
+            assert not ran, (seed, shell, text, value, ran)
+            assert sorted(shells.cwd.rglob("*")) == before, (seed, shell, text, value)
+
+    assert allowed > 20

@@ -196,8 +196,8 @@ def _reads(it: Invocation, scene: Scene) -> Iterator[Finding]:
     yield from _words_findings(it.args, scene)
 
 
-def _refusing(short: str, *long: str, label: Label = "unclear", why: str = "", operands: int = 0) -> Reader:
-    """As `_reads`, without some options. More than `operands` of them (if not 0) are written to."""
+def _refusing(short: str, *long: str, label: Label = "unclear", why: str = "", one: bool = False) -> Reader:
+    """As `_reads`, without some options. `one`: what is behind the first operand is written to."""
 
     def findings(it: Invocation, scene: Scene) -> Iterator[Finding]:
         yield from _may_be_option(it.args)
@@ -206,8 +206,9 @@ def _refusing(short: str, *long: str, label: Label = "unclear", why: str = "", o
             yield label, f"{it.name} {option} {why}"
             if "writes" in why:
                 yield "write", f"{it.name} {option} {why}"
-        if operands and len(_operands(it.args)) > operands:
-            yield "write", f"{it.name} writes to {_operands(it.args)[operands].source}"
+        first = _operands(it.args)[:1]
+        if one and first and it.args[-1] is not first[0]:  # an option behind it is a file too, for some
+            yield "write", f"{it.name} writes to what is behind {first[0].source}"
         yield from _words_findings(it.args, scene, change=label == "write" and bool(option))
 
     return findings
@@ -462,8 +463,8 @@ READERS: dict[str, Reader] = {
     "sed": _sed,
     "date": _date,
     "sort": _refusing("oT", "output", "temporary-directory", "compress-program", why="writes a file or runs a program"),
-    "uniq": _refusing("", operands=1),
-    "xxd": _refusing("r", "revert", label="write", why="writes a file", operands=1),
+    "uniq": _refusing("", one=True),
+    "xxd": _refusing("r", "revert", label="write", why="writes a file", one=True),
     "tree": _refusing("oR", "output", label="write", why="writes a file"),
     "file": _refusing("CmzZ", "compile", "magic-file", "uncompress", why="writes a file or runs a program"),
     "fd": _refusing("xX", "exec", "exec-batch", why="runs a program"),
