@@ -46,7 +46,8 @@ class Agent(Generic[T]):
     `model` is "provider:model", a Provider object, or "scripted" (no key, no network). `instructions` are text, or a
     function of the `Caller` that writes them for each turn. `budget` limits a turn,
     `output_budget` what the model sees of each tool's output. A session is set aside after `wake_depth` wakes in a row,
-    each by work that the turn before has started.
+    each by work that the turn before has started. With `wait_for_commands` a turn whose model answers while commands
+    run that it started is held until they end, each for so many seconds at most.
     """
 
     @overload
@@ -64,6 +65,7 @@ class Agent(Generic[T]):
         wake_depth: int | None = WAKE_DEPTH,
         settings: ModelSettings | None = None,
         mode: Mode = "tools",
+        wait_for_commands: float | None = None,
     ) -> None: ...
 
     @overload
@@ -81,6 +83,7 @@ class Agent(Generic[T]):
         wake_depth: int | None = WAKE_DEPTH,
         settings: ModelSettings | None = None,
         mode: Mode = "tools",
+        wait_for_commands: float | None = None,
     ) -> None: ...
 
     def __init__(  # noqa: PLR0913  # what a user may say about an agent, each by name
@@ -97,6 +100,7 @@ class Agent(Generic[T]):
         wake_depth: int | None = WAKE_DEPTH,
         settings: ModelSettings | None = None,
         mode: str = "tools",
+        wait_for_commands: float | None = None,
         **foreign: Never,
     ) -> None:
         if foreign:
@@ -122,6 +126,7 @@ class Agent(Generic[T]):
         self.tools, self.output = validate.several(tools, "tools", InvalidDefinition), output
         self.budget, self.output_budget = budget or Budget(), output_budget or OutputBudget()
         self.wake_depth = wake_depth
+        self.wait_for_commands = validate.seconds(wait_for_commands, "wait_for_commands", InvalidDefinition)
         self._plugins = PluginSet(plugins)
         check_slots(self._plugins, mode)
         self._provider_tools = tuple([each for each in self.tools if isinstance(each, ProviderTool)])
@@ -177,6 +182,7 @@ class Agent(Generic[T]):
             self._provider_tools,
             instruct=self._instruct,
             mode=self.mode,
+            wait_for_commands=self.wait_for_commands,
         )
         own = self._plugins.owner("code_executor")
         return definition if own is None else definition.executed_by(own.code_executor())

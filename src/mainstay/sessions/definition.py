@@ -72,6 +72,7 @@ class Definition(Struct):
     mode: Mode = "tools"
     executor: Executor | None = None
     protocol: CodeProtocol | None = None
+    wait_for_commands: float | None = None
 
     def __post_init__(self) -> None:
         self.models = candidates(self.provider)  # made once, and again when a turn chooses another provider

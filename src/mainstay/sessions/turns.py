@@ -55,6 +55,7 @@ from mainstay.ports.process import Leaving
 from mainstay.ports.services import TraceSink, TurnServices
 from mainstay.sessions.cache import Archive, CachedSession, SessionCache
 from mainstay.sessions.definition import Definition, Models
+from mainstay.sessions.hold import held
 from mainstay.sessions.outcomes import TurnOutcomes
 from mainstay.sessions.parked import ParkedTurns
 from mainstay.sessions.result import TurnResult
@@ -498,8 +499,9 @@ class Turns:
 
     # ------------------------------------------------------------------ parts of a turn
 
-    async def _checkpoint(self, run: Run, effect: Checkpoint) -> None:
-        """Deliver what was said to the running turn since the last boundary, from outside and by plugins."""
+    async def _checkpoint(self, run: Run, effect: Checkpoint) -> Parked | None:
+        """Deliver what was said to the running turn since the last boundary, from outside and by plugins. At its end
+        hold it, where its agent says so, while commands of it run."""
         inputs: tuple[Delivered, ...] = ()
         if run.journal.inputs:
             run.journal.take_inputs()
@@ -508,7 +510,17 @@ class Turns:
                 inputs = await self._read(run, found, effect.at)
         plugins = plugins_of(run) if run.hooks is not None and run.hooks.at_boundaries else None
         messages = () if plugins is None else await plugins.at(effect.at)
+        seconds = run.agent.wait_for_commands
+        holds = seconds is not None and effect.at == "before_completion" and not inputs and not messages
+        if seconds is not None and holds and run.machine.may_ask():
+            hold = await held(self.store, run, seconds)
+            if isinstance(hold, Parked):
+                return hold
+            if hold is None and run.journal.inputs:
+                return None  # something was said meanwhile: the same boundary once more
+            messages = () if hold is None else (hold,)
         run.machine.receive(Delivery(inputs, messages))
+        return None
 
     async def _read(self, run: Run, rows: Sequence[InboxRow], at: Boundary) -> tuple[Delivered, ...]:
         """Those of the inputs in the inbox that are for the running turn, and for this boundary of it."""
