@@ -236,9 +236,9 @@ ATTACKS: dict[str, tuple[Callable[[Path, Path], None], list[str], dict[str, Any]
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-async def test_no_repository_has_a_program_run(model: Conversation, work: Path, tmp_path: Path, name: str) -> None:
+async def test_no_repository_has_a_program_run(model: Conversation, work: Path, name: str) -> None:
     attack, plain, asked = ATTACKS[name]
-    ran, mark = tmp_path / "ran", tmp_path / "mark"
+    ran, mark = work / "ran", work / "mark"  # where a confined command may write and run, too
     mark.write_text(f"#!/bin/sh\necho ran >> '{ran}'\ncat >/dev/null 2>&1 </dev/null\n")
     mark.chmod(0o755)
     attack(work, mark)
@@ -255,8 +255,8 @@ async def test_no_repository_has_a_program_run(model: Conversation, work: Path, 
     assert isinstance(answer, dict) or name == "fetch of missing objects"
 
 
-async def test_variables_of_git_are_not_passed_on(work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ran, mark = tmp_path / "ran", tmp_path / "mark"
+async def test_variables_of_git_are_not_passed_on(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran, mark = work / "ran", work / "mark"  # where a confined command may write and run, too
     mark.write_text(f"#!/bin/sh\necho ran >> '{ran}'\n")
     mark.chmod(0o755)
     monkeypatch.setenv("GIT_EXTERNAL_DIFF", str(mark))
