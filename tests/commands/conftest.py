@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import sys
@@ -38,9 +39,12 @@ def size(part: int, whole: int) -> int:
 
 
 def children_of(pid: int) -> list[int]:
-    """Those of all its threads."""
-    found = [path.read_text().split() for path in Path(f"/proc/{pid}/task").glob("*/children")]
-    return [int(each) for of_thread in found for each in of_thread]
+    """Those of all its threads, as far as these are still there."""
+    found = list[str]()
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            found += path.read_text().split()
+    return [int(each) for each in found]
 
 
 class Commands:

@@ -209,5 +209,12 @@ async def test_command_that_is_refused_leaves_no_shim_that_waits(tmp_path: Path)
 
 
 def shims_below(pid: int) -> int:
-    spawners = [each for each in children_of(pid) if Path(f"/proc/{each}/comm").read_text() == "mainstay-spawn\n"]
-    return sum(len(children_of(each)) for each in spawners)
+    return sum(len(children_of(each)) for each in children_of(pid) if name_of(each) == "mainstay-spawn")
+
+
+def name_of(pid: int) -> str:
+    """What `ps` calls a process; empty once it is gone."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
