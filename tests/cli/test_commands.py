@@ -232,3 +232,13 @@ def test_doctor_says_what_ends_commands_besides_us(cgroup: str, container: bool,
 
     assert len(notes) == len(words)
     assert all(word in note for word, note in zip(words, notes, strict=True))
+
+
+def test_doctor_tells_what_confines_commands_here() -> None:
+    found = shell("doctor", "--sandbox", "--json")
+    told = json.loads(found.stdout)
+
+    assert [each["name"] for each in told["sandboxes"]] == ["bubblewrap", "namespaces", "landlock"]
+    assert found.exit_code == (1 if told["used"] is None else 0)
+    for each in told["sandboxes"]:
+        assert not each["usable"] or "NOT STOPPED" not in each["attacks"].values()

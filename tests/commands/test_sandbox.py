@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import shutil
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 from collections.abc import AsyncIterator
@@ -24,18 +26,30 @@ from mainstay import Runtime, Workspace
 from mainstay.commands import shim
 from mainstay.commands.job import Job, Started
 from mainstay.commands.os_tree import end_lost
-from mainstay.commands.sandbox import ALONE, IMPLEMENTATIONS, WORKS_IN_ALL, Sandbox, counts_processes, examine
+from mainstay.commands.sandbox import (
+    ALONE,
+    IMPLEMENTATIONS,
+    WORKS_IN_ALL,
+    Programs,
+    Sandbox,
+    attack,
+    counts_processes,
+    examine,
+)
 from mainstay.errors import InvalidCommand, InvalidDefinition, SandboxUnavailable
 from mainstay.model.sandbox import Confinement, Implementation, SandboxLimits
 from tests.commands.conftest import WHOLE, Commands, ended
 from tests.kit import until
 
+NOBODY = 65534
 PROGRAMS = {"bubblewrap": "bwrap", "landlock": "landlock", "namespaces": "namespaces"}
 
 
 def require(how: Implementation) -> None:
-    """Skip where this machine has no such sandbox, unless it is required."""
-    if why := examine(how).refused:
+    """Skip where this machine has no such sandbox, unless it is required. One that can be made, and lets something
+    through, is our fault: its tests run, and fail."""
+    found = examine(how)
+    if (why := found.refused) and not found.attacks:
         if PROGRAMS[how] in os.environ.get("MAINSTAY_REQUIRE", "").split(","):
             pytest.fail(f"{how} is required: {why}")
         pytest.skip(f"{how}: {why}")
@@ -101,6 +115,42 @@ def test_every_attack_is_refused_in_a_sandbox(how: Implementation) -> None:
     through = {name for name, refused in attacks.items() if not refused}
 
     assert through - set(WORKS_IN_ALL) == (ALONE if how == "landlock" else set())
+
+
+PYTHONS = (os.path.realpath(sys.executable), "/usr/bin/python3", "/usr/local/bin/python3")
+
+
+def runs_as_nobody(python: str) -> bool:
+    try:
+        return subprocess.run([python, "-I", "-S", "-c", ""], user=NOBODY, cwd="/", check=False).returncode == 0
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can run something as another user")
+@pytest.mark.parametrize("how", ["none", *IMPLEMENTATIONS])
+def test_an_unprivileged_user_is_confined_alike(how: Implementation) -> None:
+    if how != "none":
+        require(how)
+    python = next((each for each in PYTHONS if runs_as_nobody(each)), None)
+    if python is None:
+        pytest.skip("no Python here that another user can run")
+    with tempfile.TemporaryDirectory(prefix="mainstay-nobody-") as folder:
+        here, base = Path(folder, "programs"), Path(folder, "base")
+        here.mkdir()
+        base.mkdir(mode=0o700)
+        for name in ("confine.py", "probe.py", "shim.py"):
+            shutil.copy(Path(str(shim.__file__)).with_name(name), here)
+        Path(folder).chmod(0o755)
+        os.chown(base, NOBODY, NOBODY)
+        attacks = attack(how, str(base), Programs(str(here), python, str(Path(python).parents[1])), NOBODY)
+
+    assert isinstance(attacks, dict), attacks
+    through = {name for name, refused in attacks.items() if not refused}
+    if how == "none":
+        assert through == set(attacks)
+    else:
+        assert through - set(WORKS_IN_ALL) == (ALONE if how == "landlock" else set())
 
 
 # ---------------------------------------------------------------------- living and ending

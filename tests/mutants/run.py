@@ -47,6 +47,12 @@ TESTS = {
     "let-rules-shadow": ["tests/workspace/test_policy.py", "-k", "deny"],
     "allow-what-is-unclear": ["tests/workspace/test_policy.py", "-k", "covers"],
     "run-what-was-not-approved": ["tests/workspace/test_approvals.py", "-k", "elsewhere"],
+    "confine-without-filter": ["tests/commands/test_sandbox.py", "-k", "attack_is_refused"],
+    "confine-without-covers": ["tests/commands/test_sandbox.py", "-k", "attack_is_refused"],
+    "confine-in-the-open-network": ["tests/commands/test_sandbox.py", "-k", "attack_is_refused"],
+    "confine-without-scopes": ["tests/commands/test_sandbox.py", "-k", "attack_is_refused"],
+    "confine-to-nothing": ["tests/commands/test_sandbox.py", "-k", "unless_the_host_allows"],
+    "show-the-store": ["tests/commands/test_sandbox.py", "-k", "attack_is_refused"],
     "show-secrets": ["tests/workspace/test_approvals.py", "-k", "secret"],
 }
 TWO = ("drop-fencing", "acknowledge-before-commit")

@@ -30,6 +30,7 @@ from mainstay.cli.host import (
 from mainstay.cli.processes import listed, state_of
 from mainstay.cli.render import ago, complain, console, heading, plural, print_json, size, span, table, text_line
 from mainstay.cli.run import load_agent
+from mainstay.cli.sandbox import report_sandbox
 from mainstay.engine.journal import load
 from mainstay.engine.waits import asked
 from mainstay.errors import BlobMissing, MainstayError, StoreError
@@ -345,16 +346,21 @@ def doctor(
         ),
     ] = None,
     deep: Annotated[bool, typer.Option("--deep", help="Check every page, record and blob.")] = False,
+    sandbox: Annotated[
+        bool, typer.Option("--sandbox", help="Attack this machine from inside each sandbox, and tell what it stops.")
+    ] = False,
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> None:
     """Check a store: its health, its workers, its open turns and processes, and what needs a person.
 
     With agents, also whether their models can be asked from here: extras, keys and addresses. Nothing is asked of them,
-    and no key is shown.
+    and no key is shown. With --sandbox, only what confines commands on this machine, as this user: no store is needed.
 
     Exit codes: 0 all is well, 1 something needs a person, 2 there is no such store.
     """
+    if sandbox:
+        raise typer.Exit(report_sandbox(json))
 
     async def work() -> int:
         given = [(name, load_agent(name)) for name in agents or ()]

@@ -55,7 +55,6 @@ ALONE = frozenset({"store in a root"})
 WORKS = {"landlock": ("reading", "temporary files")}
 WORKS_IN_ALL = ("reading", "temporary files", "changing")
 
-_HERE = str(Path(__file__).parent)
 _EXAMINE = "import sys; sys.path.append(sys.argv[1]); import probe; probe.main(sys.stdin.buffer.read())"
 _INSIDE = "import sys; sys.path.append(sys.argv[1]); import confine; confine.run_inside(int(sys.argv[2]))"
 
@@ -195,12 +194,27 @@ def pids_group() -> str | None:
     return "/sys/fs/cgroup" if "pids" in controllers.split() and os.access("/sys/fs/cgroup", os.W_OK) else None
 
 
-def rules_of(chosen: Confinement) -> list[bytes]:
+@dataclass(frozen=True, slots=True)
+class Programs:
+    """What runs in a sandbox besides the command: our own modules, by an interpreter."""
+
+    here: str = str(Path(__file__).parent)
+    python: str = os.path.realpath(sys.executable)
+    prefix: str = sys.base_prefix
+
+    @property
+    def paths(self) -> tuple[str, str, str]:
+        return self.prefix, self.python, self.here
+
+
+OWN = Programs()
+
+
+def rules_of(chosen: Confinement, own: Programs = OWN) -> list[bytes]:
     """A confinement as `confine.Rules` reads it."""
-    python = os.path.realpath(sys.executable)
     paths = (*SYSTEM, *(f"/etc/{name}" for name in ETC), *chosen.read)
     if chosen.how == "bubblewrap":  # the keeper is begun inside
-        paths = (*paths, sys.base_prefix, python, _HERE)
+        paths = (*paths, *own.paths)
     read = [each for each in dict.fromkeys(paths) if each not in chosen.write]
     fields = {
         "write": chosen.write,
@@ -211,7 +225,7 @@ def rules_of(chosen: Confinement) -> list[bytes]:
         "network": (str(int(chosen.network)),),
         "how": (chosen.how,),
         "bwrap": (_bubblewrap(),),
-        "python": (python, "-I", "-S", "-E", "-c", _INSIDE, _HERE),
+        "python": (own.python, "-I", "-S", "-E", "-c", _INSIDE, own.here),
         "pids": (pids_group() or "",),
     } | {
         name: (str(value),)
@@ -260,7 +274,7 @@ def examine_now(how: Implementation) -> Examined:
             return Examined(how, f"Landlock has version {version} here, and {confine.LANDLOCK_ALONE} is needed")
     base = os.path.realpath(tempfile.mkdtemp(prefix="mainstay-probe-"))
     try:
-        attacks = _attack(how, base)
+        attacks = attack(how, base)
     except OSError as error:
         return Examined(how, f"its self-test could not be run: {error}")
     finally:
@@ -278,25 +292,31 @@ def examine_now(how: Implementation) -> Examined:
     return Examined(how, f"it stops what is granted: {', '.join(broken)}" if broken else "", attacks)
 
 
-def _attack(how: Implementation, base: str) -> dict[str, bool] | str:
-    """By name of an attack: whether it was refused. A text if there was no result."""
+def attack(how: Implementation, base: str, own: Programs = OWN, user: int | None = None) -> dict[str, bool] | str:
+    """By name of an attack: whether it was refused. A text if there was no result.
+
+    `base` is an empty folder of the user's, who is another one if `user` says so, and must be able to read `own`.
+    """
     roots = (f"{base}/root", f"{base}/second")
-    python = os.path.realpath(sys.executable)
     confinement = Confinement(
         write=roots,
-        read=(sys.base_prefix, python, _HERE),
+        read=own.paths,
         protect=tuple(f"{root}/.git" for root in roots),
         hide=(f"{base}/root/data/.mainstay",),
         how=how,
     )
-    fields = [] if how == "none" else rules_of(confinement)
-    request = [base.encode(), b"%d" % len(fields), *fields, *map(os.fsencode, (python, "-I", "-S", "-E"))]
+    fields = [] if how == "none" else rules_of(confinement, own)
+    request = [base.encode(), b"%d" % len(fields), *fields, *map(os.fsencode, (own.python, "-I", "-S", "-E"))]
     done = subprocess.run(
-        [sys.executable, "-I", "-S", "-E", "-c", _EXAMINE, _HERE],
+        [own.python, "-I", "-S", "-E", "-c", _EXAMINE, own.here],
         input=b"".join(len(each).to_bytes(4, "little") + each for each in request),
         capture_output=True,
         timeout=EXAMINE_SECONDS,
         check=False,
+        user=user,
+        group=user,
+        extra_groups=None if user is None else [],
+        cwd="/",
     )
     lines = [line.rpartition(": ") for line in done.stdout.decode(errors="replace").splitlines() if ": " in line]
     if done.returncode or not lines:
