@@ -25,6 +25,8 @@ ROOT = HERE.parents[1]
 
 # What each must turn red: a part of the matrix, or the test of a window that the matrix cannot reach.
 TESTS = {
+    "count-a-park-as-an-attempt": ["tests/crash/test_parked.py", "-k", "memory and claim"],
+    "take-a-park-for-a-crash": ["tests/crash/test_parked.py", "-k", "memory and claim"],
     "drop-fencing": ["tests/crash/test_matrix.py", "-k", "in_process and memory and late"],
     "swallow-lost-reply": ["tests/crash/test_matrix.py", "-k", "in_process and memory and lost and accept"],
     "run-before-start": ["tests/crash/test_windows.py", "-k", "in_process and approved and once and after and effect"],
