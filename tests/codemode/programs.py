@@ -15,6 +15,7 @@ from msgspec import Struct
 from mainstay.model.code import CodeAnswer, CodeCall, CodeStep, Given, Paused, Raise
 from mainstay.ports.code import Executor, Repl
 from tests.codemode.kit import AT, tool
+from tests.fuzzing import cases
 
 TOOLS = [tool("search", "query:string"), tool("flaky", "number:integer"), tool("pay", "cents:integer")]
 
@@ -78,7 +79,7 @@ def program(seed: int) -> Program:
     return Program(seed, "\n".join((HEAD, *parts, "(total, words, seen)")))
 
 
-PROGRAMS = [program(seed) for seed in range(100)]
+PROGRAMS = [program(seed) for seed in range(cases(100, 2_000))]
 
 
 def answer(call: CodeCall) -> CodeAnswer:

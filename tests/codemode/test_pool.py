@@ -143,15 +143,15 @@ async def test_a_cancelled_check_leaves_the_checker_to_the_next() -> None:
 
 
 async def test_closing_ends_every_worker_and_thread() -> None:
-    threads, children = threading.active_count(), _children()
+    others = _children()
     async with executing() as executor:
         await run(await executor.open(), "1")
         waits = await executor.open()
         await waits.begin("await search('a')", TOOLS, at=AT, seed="s")
-        assert len(_children()) > len(children)
+        assert _children() - others
 
-    assert threading.active_count() == threads
-    assert _children() == children
+    assert [thread.name for thread in threading.enumerate() if thread.name.startswith("mainstay-code")] == []
+    assert _children() - others == set()
     with pytest.raises(RuntimeClosed):
         await executor.open()
 
@@ -194,3 +194,45 @@ else:
 """
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
     assert module.PARK_AFTER == 0.1
+
+
+HOST = """
+import asyncio, os, pathlib
+from mainstay.codemode.monty import MontyExecutor
+from mainstay.model.code import CodeLimits
+
+async def main():
+    executor = MontyExecutor(key=bytes(32), workers=1, limits=CodeLimits(seconds=2))
+    repl = await executor.open()
+    running = asyncio.create_task(repl.begin("while True:\\n    pass", [], at=1, seed="s", check=False))
+    found = []
+    while not found or not executor.workers:
+        await asyncio.sleep(0.01)
+        tasks = pathlib.Path("/proc/self/task").iterdir()
+        found = [pid for task in tasks for pid in (task / "children").read_text().split()]
+    print(*found, flush=True)
+    await running
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.kill
+async def test_a_worker_ends_with_a_host_that_is_killed() -> None:
+    """At the latest when its cell reaches its time limit: code that never stops does not hear of it before."""
+    host = subprocess.Popen([sys.executable, "-c", HOST], stdout=subprocess.PIPE, text=True)
+    assert host.stdout is not None
+    workers = [int(pid) for pid in (await asyncio.to_thread(host.stdout.readline)).split()]
+    host.kill()
+    host.wait()
+    host.stdout.close()
+
+    assert workers
+    await until(lambda: not any(map(_runs, workers)))
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False

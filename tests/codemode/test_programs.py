@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from mainstay.model.code import CodeCall, Paused
 from mainstay.ports.code import Executor
@@ -40,6 +41,8 @@ async def _saved_at_every_pause(executor: Executor, which: Program) -> tuple[Tra
     ]
 
 
+@pytest.mark.fuzz
+@pytest.mark.slow
 async def test_every_program_goes_on_at_every_pause_in_another_process(tmp_path: Path) -> None:
     expected: list[Trace] = []
     saved: list[Saved] = []
@@ -62,6 +65,7 @@ async def test_every_program_goes_on_at_every_pause_in_another_process(tmp_path:
         assert trace == rest, (each.seed, each.answered)
 
 
+@pytest.mark.fuzz
 async def test_every_program_makes_the_same_calls_when_it_is_run_again() -> None:
     async with executing() as executor:
         for which in PROGRAMS:
