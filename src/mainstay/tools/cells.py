@@ -179,7 +179,8 @@ class Dialogue:
     """What a cell asks and is answered, by its records, which a run that is live adds to.
 
     `fed` are the numbers of the calls whose answer it has got. `unknown`: it was told that the end of a call is.
-    `sync` is the number of a call at whose line it stands: that is answered before others.
+    `sync` is the number of a call at whose line it stands: that is answered before others. The first `_given` answers
+    are fed: a cell may have thousands.
     """
 
     def __init__(self, cell: Cell) -> None:
@@ -187,6 +188,7 @@ class Dialogue:
         self.fed: set[int] = set()
         self.unknown = False
         self.sync: int | None = None
+        self._given = 0
 
     def asked(self, calls: Iterable[CodeCall]) -> list[CodeCall]:
         """Those of the calls that are not recorded. Raises Diverged where one is recorded as another."""
@@ -207,10 +209,13 @@ class Dialogue:
 
     def next_answer(self) -> Ended | None:
         """The next answer in the order of the records, if it is there."""
-        for ended in self.cell.answers:
-            number = _number(ended)
+        answers = self.cell.answers
+        while self._given < len(answers) and _number(answers[self._given]) in self.fed:
+            self._given += 1
+        for index in range(self._given, len(answers)):
+            number = _number(answers[index])
             if number == self.sync if self.sync is not None else number not in self.fed:
-                return ended
+                return answers[index]
         return None
 
     def answer(self, ended: Ended) -> CodeAnswer:
