@@ -541,6 +541,7 @@ async def test_a_cancelled_turn_ends_the_command_that_it_waits_for(work: Path) -
         assert model.session is not None
         await model.session.cancel()
         await waiting
+        await handle.cancel("of a parked turn, which leaves its command")
         await handle.outcome()
 
     assert not sleeps(mark)
