@@ -6,6 +6,7 @@ the absence of bubblewrap a failure.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import secrets
@@ -29,14 +30,17 @@ from mainstay.commands.os_tree import end_lost
 from mainstay.commands.sandbox import (
     ALONE,
     IMPLEMENTATIONS,
+    PROBE,
     WORKS_IN_ALL,
     Programs,
     Sandbox,
     attack,
     counts_processes,
     examine,
+    remove_left,
 )
 from mainstay.errors import InvalidCommand, InvalidDefinition, SandboxUnavailable
+from mainstay.model.command import Command
 from mainstay.model.sandbox import Confinement, Implementation, SandboxLimits
 from tests.commands.conftest import WHOLE, Commands, ended
 from tests.kit import until
@@ -357,6 +361,27 @@ async def test_runtime_chooses_a_sandbox_and_stores_it(runtime: Runtime, tmp_pat
 
     assert (result.exit_code, result.stdout) == (0, f"{tmp_path / 'root'}\n")
     assert asked["how"] in IMPLEMENTATIONS
+
+
+async def test_self_test_is_not_run_on_the_event_loop(runtime: Runtime, tmp_path: Path) -> None:
+    (tmp_path / "root").mkdir()
+    sandbox = Workspace(tmp_path / "root", unsandboxed=True).confinement()
+    worker = runtime._open().processes._worker
+    drafting = asyncio.create_task(worker.draft(Command(("true",), sandbox=sandbox), {}))
+    await asyncio.sleep(0)  # its first step
+
+    assert not drafting.done()
+    assert (await drafting).input["sandbox"]["how"]
+
+
+def test_folders_that_killed_self_tests_left_are_deleted_by_the_next_one(tmp_path: Path) -> None:
+    for name in (f"{PROBE}old", f"{PROBE}young", "another"):
+        (tmp_path / name / "root").mkdir(parents=True)
+    for name in (f"{PROBE}old", "another"):
+        os.utime(tmp_path / name, (0, 0))
+    remove_left(str(tmp_path))
+
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["another", f"{PROBE}young"]
 
 
 async def test_nothing_that_enforces_it_is_refused_unless_the_host_allows_that(tmp_path: Path) -> None:

@@ -208,14 +208,21 @@ class CommandEngine:
 
     # ------------------------------------------------------------------ starting
 
-    def draft(self, what: Any, args: Mapping[str, Any]) -> Registration | None:
+    def draft(self, what: Any, args: Mapping[str, Any]) -> Registration | Awaitable[Registration] | None:
         if isinstance(what, Command):
             what = CommandStart(what)
         if not isinstance(what, CommandStart):
             return None
         self.jobs()
+        asked = what.command.sandbox
+        return self._draft(what, None) if asked is None else self._draft_confined(what, asked)
+
+    async def _draft_confined(self, what: CommandStart, asked: Confinement) -> Registration:
+        """The first one of an OS process runs a self-test, which takes its time."""
+        return self._draft(what, await asyncio.to_thread(self._sandbox.choose, asked))
+
+    def _draft(self, what: CommandStart, sandbox: Confinement | None) -> Registration:
         given = what.command
-        sandbox = None if given.sandbox is None else self._sandbox.choose(given.sandbox)
         cwd = os.path.abspath(os.path.expanduser(given.cwd)) if given.cwd else _usual_folder(sandbox)
         limits = self.settings
         command = replace(

@@ -94,7 +94,7 @@ class MonitorEngine:
             return None
         spec = read_spec(what)
         drafted = self._commands.draft(command_of(spec), {})
-        assert drafted is not None, "it is a command"
+        assert isinstance(drafted, Registration), "it is a command, and monitors are not confined"
         self._commands.check_runnable(drafted, {})
         return Registration(
             "",

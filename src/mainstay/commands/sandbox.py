@@ -13,11 +13,13 @@ read-only unless its host accepts that `.git` is open to changes (`Gap`).
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -47,6 +49,8 @@ NOT_INHERITED = frozenset(
 )  # fmt: skip
 """Variables of the host's that lead to what a confined command has of its own, or has not."""
 
+PROBE = "mainstay-probe-"
+"""Begins the name of a self-test's folder."""
 EXAMINE_SECONDS = 60.0
 REFUSED_SECONDS = 30.0
 """For how long a sandbox that failed its self-test is not tried again: it may have been a lack of memory."""
@@ -71,9 +75,12 @@ class Examined:
 
 @dataclass(slots=True)
 class _Known:
-    """Results of self-tests in this OS process, by what they depend on. A failed one is forgotten after a while."""
+    """Results of self-tests in this OS process, by what they depend on. A failed one is forgotten after a while.
+
+    `lock` is held during a self-test: who else asks meanwhile takes its result."""
 
     results: dict[tuple[str, int, str], tuple[Examined, float]] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
 
 _known = _Known()
@@ -94,7 +101,7 @@ class Sandbox:
 
     def choose(self, asked: Confinement) -> Confinement:
         """The same with what will enforce it. Raises SandboxUnavailable. The first time it takes a tenth of a second
-        or two: a real command is run."""
+        or two, in which a real command is run: not for an event loop."""
         try:
             wanted = self._with_own(asked)
         except SandboxUnavailable:
@@ -252,10 +259,24 @@ def _bubblewrap() -> str:
 def examine(how: Implementation) -> Examined:
     """Attack the machine from inside of a sandbox, or remember what came of it."""
     key = (how, os.geteuid(), _bubblewrap() if how == "bubblewrap" else "")
-    known = _known.results.get(key)
-    if known is None or (known[0].refused and time.monotonic() - known[1] > REFUSED_SECONDS):
-        known = _known.results[key] = examine_now(how), time.monotonic()
+    with _known.lock:
+        known = _known.results.get(key)
+        if known is None or (known[0].refused and time.monotonic() - known[1] > REFUSED_SECONDS):
+            known = _known.results[key] = examine_now(how), time.monotonic()
     return known[0]
+
+
+def remove_left(folder: str) -> None:
+    """Delete the folders of self-tests whose OS process was killed. One that still runs is younger."""
+    oldest = time.time() - 2 * EXAMINE_SECONDS
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if not entry.name.startswith(PROBE) or not entry.is_dir(follow_symlinks=False):
+                continue
+            with contextlib.suppress(FileNotFoundError):  # another one deleted it
+                found = entry.stat(follow_symlinks=False)
+                if found.st_uid == os.geteuid() and found.st_mtime < oldest:
+                    shutil.rmtree(entry.path, ignore_errors=True)
 
 
 def examine_now(how: Implementation) -> Examined:
@@ -272,13 +293,15 @@ def examine_now(how: Implementation) -> Examined:
             return Examined(how, str(error))
         if version < confine.LANDLOCK_ALONE:
             return Examined(how, f"Landlock has version {version} here, and {confine.LANDLOCK_ALONE} is needed")
-    base = os.path.realpath(tempfile.mkdtemp(prefix="mainstay-probe-"))
     try:
-        attacks = attack(how, base)
-    except OSError as error:
+        remove_left(tempfile.gettempdir())
+        base = os.path.realpath(tempfile.mkdtemp(prefix=PROBE))
+        try:
+            attacks = attack(how, base)
+        finally:
+            shutil.rmtree(base, ignore_errors=True)
+    except (OSError, subprocess.TimeoutExpired) as error:
         return Examined(how, f"its self-test could not be run: {error}")
-    finally:
-        shutil.rmtree(base, ignore_errors=True)
     if isinstance(attacks, str):
         return Examined(how, attacks)
     if how == "none":

@@ -352,6 +352,7 @@ class CommandStarts(Protocol):
 class Drafts(Protocol):
     """Engines that may be asked to start something."""
 
-    def draft(self, what: Any, args: Mapping[str, Any]) -> Registration | None:
-        """The registration of what is to be started, with "" as its id; None when it is for another engine."""
+    def draft(self, what: Any, args: Mapping[str, Any]) -> Registration | Awaitable[Registration] | None:
+        """The registration of what is to be started, with "" as its id; None when it is for another engine. It is
+        awaited where something must be found out first that takes its time."""
         ...

@@ -151,9 +151,9 @@ class ProcessWorker:
         if isinstance(what, Registration):
             return self._checked(what)
         for engine in self.engines.values():
-            draft: Registration | None = getattr(engine, "draft", _none)(what, args)
+            draft: Registration | Awaitable[Registration] | None = getattr(engine, "draft", _none)(what, args)
             if draft is not None:
-                return draft
+                return draft if isinstance(draft, Registration) else await draft
         if isinstance(what, str) and (draft := await self._draft_for_others(what, args)) is not None:
             return draft
         raise InvalidProcess(
