@@ -194,6 +194,15 @@ async def test_what_the_policy_denies_is_not_run_and_the_model_is_told_why(work:
     assert not (work / "made").exists()
 
 
+async def test_a_denial_names_the_file_that_may_hold_credentials(work: Path) -> None:
+    policy = Policy((Rule("deny", labels=("credential_read",)),))
+    async with conversation(Workspace([work], unsandboxed=True, policy=policy).tools(commands=True)) as model:
+        told = await model.told("run_command", command="cat .env --token=hunter2")
+
+    assert "credential_read: .env may hold credentials" in told
+    assert "hunter2" not in told
+
+
 async def test_what_the_policy_asks_about_waits_for_a_person_who_sees_the_whole_command(work: Path) -> None:
     async with conversation(Workspace([work], unsandboxed=True).tools(commands=True)) as model:
         line = f"touch {'a' * 500}; touch made"

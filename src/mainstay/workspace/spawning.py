@@ -94,8 +94,9 @@ class Judgement(Struct, frozen=True):
     @property
     def reason(self) -> str:
         """What decided, and what the command may do, for a model and for those who watch: without secrets."""
-        told = [self.verdict.because, *self.verdict.reasons]
-        return hidden("; ".join([each for each in told if each]))
+        # Each part by itself: `credential_read: .env` would read as a credential and its value.
+        told = [hidden(self.verdict.because), *[f"{each.label}: {hidden(each.reason)}" for each in self.verdict.risks]]
+        return "; ".join([each for each in told if each])
 
 
 class SpawnOptions(Struct, frozen=True):
