@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from mainstay import Agent, Runtime
+from mainstay import Agent, Runtime, ToolCall, ToolContext, tool
 from mainstay.cli.commands import command_end, notes_of
 from mainstay.cli.doctor import examine_processes
 from mainstay.cli.processes import progress_text
@@ -53,6 +53,29 @@ def nothing_left(store: Path) -> Iterator[None]:
 
 def _running(store: Path) -> list[Any]:
     return [row for row in shell_json("ps", store=store) if row["command"]["here"]]
+
+
+def test_doctor_names_the_command_that_a_parked_turn_waits_for(store: Path) -> None:
+    @tool
+    async def serve(ctx: ToolContext) -> str:
+        """Begin a server."""
+        await ctx.command(["sleep", "1000"])
+        return "it runs"
+
+    async def work() -> None:
+        model = ScriptedModel([[ToolCall(name="serve")], "I wait."])
+        agent = Agent(model, name="helper", tools=[serve], wait_for_commands=900)
+        async with Runtime(store, agents=[agent]) as runtime:
+            await (await runtime.session("dev")).send("serve")
+            await runtime.wait_idle()
+
+    asyncio.run(work())
+    (row,) = shell_json("ps", store=store)
+    told = shell("doctor", store=store).stdout
+    (turn,) = shell_json("doctor", store=store)["open_turns"]
+
+    assert (turn["state"], turn["waits_for"]) == ("parked", [f"the end of {row['id']}"])
+    assert f"the end of {row['id']}\n" in told
 
 
 def test_ps_lists_commands_with_what_they_run_and_have_written(store: Path) -> None:

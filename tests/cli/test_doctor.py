@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mainstay import Agent, Image, Runtime, ToolCall, ToolContext, tool
+from mainstay import Agent, Image, Runtime, ToolCall, ToolContext, Workspace, tool
 from mainstay.model.codec import encode
 from mainstay.model.message import Message
 from mainstay.model.record import Said
@@ -130,6 +130,23 @@ def test_a_turn_that_waits_for_a_person_names_the_command(store: Path) -> None:
     assert result.exit_code == 1
     assert "shop.1: waits for approval of pay" in result.stdout
     assert "→ mainstay approve shop.1.1.0 (or reject)" in result.stdout
+
+
+def test_a_command_that_waits_for_a_person_is_shown_on_lines_of_its_own(store: Path, tmp_path: Path) -> None:
+    (tmp_path / "work").mkdir()
+    tools = Workspace([tmp_path / "work"], unsandboxed=True).tools(commands=True)
+    call = ToolCall(name="run_command", args={"command": "touch made"})
+
+    async def work() -> None:
+        async with Runtime(store, agents=[Agent(ScriptedModel([[call]]), name="helper", tools=[tools])]) as runtime:
+            await (await runtime.session("shop")).run("make it")
+
+    asyncio.run(work())
+    result = shell("doctor", store=store)
+
+    assert "approval of run_command (shop.1.1.0)\n" in result.stdout
+    assert "        | touch made\n      because: no rule allows it\n" in result.stdout
+    assert "�" not in result.stdout
 
 
 def test_a_stuck_turn_is_shown_with_its_reason_and_what_to_do(store: Path) -> None:

@@ -489,11 +489,17 @@ async def _examine_turn(
         row.takeovers,
         max(0, now - began),
         max(0, now - row.updated),
-        [f"{w.kind} of {w.tool} ({w.call_id})" for w in waits],
+        [_waits_for(w) for w in waits],
         row.reason,
     )
     health.open.append(turn)
     health.needs += _needs(turn, row, waits, live_worker)
+
+
+def _waits_for(call: PendingCall) -> str:
+    if call.kind == "process":
+        return f"the end of {', '.join(call.processes)}"
+    return f"{call.kind} of {call.tool} ({call.call_id})"
 
 
 def _needs(turn: OpenTurn, row: SessionRow, waits: list[PendingCall], live_worker: bool) -> list[Advice]:
@@ -637,8 +643,11 @@ def _print(health: Health) -> None:
     _print_workers(out, health, now)
     if health.open:
         heading(out, "open turns")
-        rows = [[t.turn_id, t.agent, t.state, t.owner or "—", span(t.age_ms)] for t in health.open]
-        table(out, ["turn", "agent", "state", "owner", "age"], rows, fold=(0, 3))
+        rows = [
+            [t.turn_id, t.agent, t.state, t.owner or "—", span(t.age_ms), "; ".join(t.waits_for) or "—"]
+            for t in health.open
+        ]
+        table(out, ["turn", "agent", "state", "owner", "age", "waits for"], rows, fold=(0, 3, 5))
     if health.suspects:
         heading(out, "suspects", "bold yellow")
         for name, why in health.suspects.items():
@@ -662,7 +671,10 @@ def _print_needs(out: Any, needs: list[Advice]) -> None:
         return
     heading(out, f"{plural(len(needs), 'thing needs', 'things need')} a person", "bold yellow")
     for need in needs:
-        text_line(out, f"  {need.about}: {need.problem}", "yellow")
+        problem, *more = need.problem.split("\n")  # what a person is asked about a command has several lines
+        text_line(out, f"  {need.about}: {problem}", "yellow")
+        for line in more:
+            text_line(out, f"      {line}")
         text_line(out, f"    → {need.advice}")
 
 
