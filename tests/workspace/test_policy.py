@@ -51,6 +51,12 @@ allow -                              sed -E -e 's|/x|/y|' -e '/z/d' x
 allow -                              awk '{print $1}' x
 allow -                              awk -F: '{n += $2} END {print n}' x
 allow -                              jq '.a.b' x.json
+allow -                              find -O3 src -name '*.py'
+allow -                              find . -name '*.json' -exec jq .name {} \;
+allow -                              sed 's/[[:space:]]*$//' x
+allow -                              strings -n 8 x
+allow -                              printf '%s\n' done
+allow -                              printf '100%%n'
 allow -                              stat x
 allow -                              du -sh .
 allow -                              date
@@ -197,6 +203,24 @@ ask   [unknown]                      Ls
 ask   [unknown]                      [[ls
 
 # not certain
+ask   [unclear]                      arch touch x
+ask   [unclear]                      find . -files0-from list -exec cat {} +
+ask   [unclear]                      find 'BEGIN{system("x")}' -exec awk {} \;
+ask   [unclear]                      find env -exec jq -n {} \;
+ask   [unclear]                      sed 's,[,],g;s,w out,x,' x
+ask   [unclear]                      sed '/[/]/p;/w x/p' x
+ask   [unclear]                      awk 'BEGIN {ARGV[1] = "/etc/passwd"; ARGC = 2} 1'
+ask   [unclear]                      awk 'BEGIN {print SYMTAB["ENVI" "RON"]["HOME"]}'
+ask   [unclear]                      jq -nf program
+ask   [unclear]                      jq -n 'import "c" as $d {search: "/root"}; $d'
+ask   [unclear]                      printf 'a%n' PATH
+ask   [unclear]                      printf 'a%-5ln' PATH
+ask   [unclear]                      echo touch | xargs -tIecho echo x
+ask   [unclear]                      strings @names
+ask   [write,unclear]                sort --files0-from=names
+ask   [unclear]                      rg -0z foo
+ask   [unclear]                      rg -.z foo
+ask   [unclear]                      LANGUAGE=../x ls
 ask   [unclear]                      $X
 ask   [unclear]                      "$X" -l
 ask   [unclear]                      $(echo rm) -rf x
@@ -467,6 +491,13 @@ ask   outside_workspace              ls --color=auto /usr
 ask   outside_workspace              grep --file=/etc/x y
 ask   outside_workspace              grep -f/etc/x y
 ask   outside_workspace              find / -name x
+ask   outside_workspace              find -O3 /etc -name passwd -exec cat {} +
+ask   outside_workspace              find -D search /etc -name passwd
+ask   outside_workspace              grep -rf/etc/passwd .
+ask   outside_workspace              grep -rnf../../etc/passwd .
+ask   credential_read                find . -name .env -exec cat {} +
+ask   credential_read                jq -n --arg a b env
+ask   credential_read                jq -n --indent 2 '$ENV'
 ask   outside_workspace              cd /
 ask   outside_workspace              cd ..; cat x
 ask   outside_workspace              cd /tmp && ls
@@ -625,6 +656,14 @@ def test_arguments_without_a_shell_are_what_they_are() -> None:
     assert decision("cat", "~/x") == "ask"  # the program may read it so
     assert decision("") == "ask"
     assert Policy().judge(CommandLine(cwd="/w", roots=("/w",))).decision == "ask"
+
+
+def test_no_number_of_folders_hides_the_way_out() -> None:
+    steps = "cd .; cd ./; cd .; cd .; cd ..; cd ..; cd ..; cat etc/passwd"
+    many = "; ".join([f"cd x{each}" for each in range(9)] + ["cd .."] * 12 + ["cat etc/passwd"])
+    for text in (steps, many):
+        verdict = Policy.default.judge(CommandLine(shell=text, cwd="/work/app/deep", roots=("/work/app",)))
+        assert (verdict.decision, "outside_workspace" in verdict.labels) == ("ask", True), text
 
 
 def test_what_our_own_tools_make_is_asked_about_where_a_rule_does() -> None:

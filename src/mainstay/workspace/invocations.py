@@ -215,7 +215,10 @@ def _xargs(it: Invocation) -> Started:
         "max-args max-procs max-lines delimiter arg-file replace",
     )
     words = it.args[at:] or (literal("echo"),)
-    replaced = [each.value or "" for each in it.args[:at] if (each.value or "").startswith(("-I", "--replace"))]
+    options = [each.value or "" for each in it.args[:at]]
+    if any(re.match(r"-[0rtx]+I", each) for each in options):
+        raise _Unknown("what it puts in place of a part of the command is not certain")
+    replaced = [each for each in options if each.startswith(("-I", "--replace"))]
     if replaced:  # whatever is in place of it: the word that holds it is not known
         sign = replaced[0].removeprefix("-I").removeprefix("--replace").lstrip("=") or _behind(it.args, replaced[0])
         return [tuple([_unknown_with(each, sign) for each in words])]

@@ -258,9 +258,12 @@ def _scene(line: CommandLine, found: Sequence[Invocation]) -> Scene:
     from mainstay.workspace.risks import Scene  # noqa: PLC0415  # as above
 
     paths = Paths(line.roots, store=line.store)
-    folders = [line.cwd or (line.roots[0] if line.roots else "/")]
+    folders = [posixpath.normpath(line.cwd or (line.roots[0] if line.roots else "/"))]
     for it in found:
-        # The first few are enough: a folder further in is one from which `..` leads out less.
-        if it.name in ("cd", "pushd") and it.args and it.args[-1].certain and len(folders) < MAX_FOLDERS:
+        if it.name in ("cd", "pushd") and it.args and it.args[-1].certain:
             folders += [posixpath.join(each, it.args[-1].value or "") for each in folders]
-    return Scene(tuple(dict.fromkeys([posixpath.normpath(each) for each in folders])), paths)
+            folders = list(dict.fromkeys([posixpath.normpath(each) for each in folders]))
+        if len(folders) > MAX_FOLDERS:  # it may be anywhere
+            folders = ["/"]
+            break
+    return Scene(tuple(folders), paths)

@@ -19,7 +19,7 @@ def _names(text: str) -> tuple[str, ...]:
 READING = _names(
     """
     cat tac head tail wc nl ls dir vdir cut paste rev fold expand unexpand fmt column comm cmp diff stat du df
-    realpath readlink md5sum sha1sum sha224sum sha256sum sha384sum sha512sum b2sum cksum sum od hexdump strings
+    realpath readlink md5sum sha1sum sha224sum sha256sum sha384sum sha512sum b2sum cksum sum od hexdump
     join zcat which
     """
 )
@@ -27,7 +27,7 @@ READING = _names(
 
 IGNORING = _names(
     """
-    echo true false : pwd basename dirname seq sleep expr uname whoami id groups tty arch nproc uptime free type
+    echo true false : pwd basename dirname seq sleep expr uname whoami id groups tty nproc uptime free type
     times umask exit return break continue shift getconf locale numfmt factor logname cal yes
     """
 )

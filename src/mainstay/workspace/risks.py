@@ -58,11 +58,11 @@ class Scene:
 # ---------------------------------------------------------------------- words
 
 HARMLESS_VARIABLES = re.compile(
-    r"LC_[A-Z]+|LANG|LANGUAGE|TZ|TERM|CI|NO_COLOR|FORCE_COLOR|CLICOLOR|COLUMNS|LINES|[a-z_][a-z0-9_]*"
+    r"LC_[A-Z]+|LANG|TZ|TERM|CI|NO_COLOR|FORCE_COLOR|CLICOLOR|COLUMNS|LINES|[a-z_][a-z0-9_]*"
 )
 DANGEROUS_VARIABLES = re.compile(
     r"PATH|IFS|ENV|BASH_ENV|BASHOPTS|SHELLOPTS|PS[0-4]|PROMPT_COMMAND|CDPATH|HOME|TMPDIR|EDITOR|VISUAL|PAGER|MANPAGER|BROWSER|SHELL"
-    r"|LD_.*|DYLD_.*|GIT_.*|GCONV_PATH|LOCPATH|HOSTALIASES|NODE_.*|PYTHON.*|PERL.*|RUBY.*|JAVA_.*|_JAVA_OPTIONS|JDK_.*|CLASSPATH"
+    r"|LD_.*|DYLD_.*|GIT_.*|GCONV_PATH|LOCPATH|LANGUAGE|NLSPATH|HOSTALIASES|NODE_.*|PYTHON.*|PERL.*|RUBY.*|JAVA_.*|_JAVA_OPTIONS|JDK_.*|CLASSPATH"
     r"|LESS.*|RIPGREP_CONFIG_PATH|GREP_.*|TAR_OPTIONS|MAKEFLAGS|MAKEFILES|NPM_CONFIG_.*|npm_config_.*|PIP_.*|UV_.*|CARGO_.*|RUSTC.*|GOFLAGS"
     r"|CC|CXX|.*_PROXY|.*_proxy|SSH_.*|DOCKER_.*|KUBECONFIG|AWS_.*|BASH_FUNC_.*|CONFIG_SITE|FPATH|ZDOTDIR|OPTIND|HISTFILE|MALLOC_.*|GLIBC_.*"
 )
@@ -82,14 +82,21 @@ def _secret(path: str) -> bool:
     return False
 
 
+MAX_LETTERS = 10
+"""Options in one word, of which the last may have a path attached."""
+
+
 def _candidates(text: str) -> Iterator[str]:
     """What of an argument may be a path: all of it, what is behind `=` or `@`, and what is attached to an option."""
     yield text
     for sign in "=@:":
         if sign in text:
             yield text.partition(sign)[2]
-    if text.startswith("-") and not text.startswith("--") and len(text) > 2:
-        yield text[2:]
+    if text.startswith("-") and not text.startswith("--"):
+        letters = 1
+        while letters < min(len(text) - 1, MAX_LETTERS) and text[letters].isalnum():  # `-rf/etc/passwd`
+            letters += 1
+            yield text[letters:]
 
 
 def _path_findings(word: Word, scene: Scene, change: bool) -> Iterator[Finding]:
@@ -196,6 +203,18 @@ def _reads(it: Invocation, scene: Scene) -> Iterator[Finding]:
     yield from _words_findings(it.args, scene)
 
 
+def _arch(it: Invocation, scene: Scene) -> Iterator[Finding]:
+    """It tells the architecture; on macOS it runs a program."""
+    if it.args:
+        yield "unclear", "arch may run a program"
+
+
+def _strings(it: Invocation, scene: Scene) -> Iterator[Finding]:
+    if any(each.value is None or each.glob or each.value.startswith("@") for each in it.args):
+        yield "unclear", "strings takes its arguments from what is behind @"
+    yield from _reads(it, scene)
+
+
 def _refusing(short: str, *long: str, label: Label = "unclear", why: str = "", one: bool = False) -> Reader:
     """As `_reads`, without some options. `one`: what is behind the first operand is written to."""
 
@@ -221,26 +240,36 @@ def _grep(it: Invocation, scene: Scene) -> Iterator[Finding]:
     if it.name == "rg":
         yield from _may_be_option(it.args)
         for option in options:
-            if option.startswith(("--pre", "--hostname-bin", "--search-zip")) or re.match(r"-[a-zA-Z]*z", option):
+            if option.startswith(("--pre", "--hostname-bin", "--search-zip")) or re.match(r"-[^-]*z", option):
                 yield "unclear", f"rg {option} runs a program"
     pattern = None if patterns or not operands or operands[0].splits else operands[0]
     yield from _words_findings([each for each in it.args if each is not pattern], scene)
 
 
+FIND_BEFORE = re.compile(r"-[LPHD]|-O\d*")
+"""Options behind which find is told where to look. What -D is given counts as a path."""
+
+
 def _find(it: Invocation, scene: Scene) -> Iterator[Finding]:
     starts: list[Word] = []
     begun = False
+    runs = any((each.value or "").startswith(("-exec", "-ok")) for each in it.args)
     for word in it.args:
         text = word.value
         if text is None:
             yield "unclear", f"what {word.source} is depends on a variable"
         begun = begun or (
-            text is not None and ((text.startswith("-") and text not in ("-L", "-P", "-H")) or text in ("(", "!", ","))
+            text is not None
+            and ((text.startswith("-") and not FIND_BEFORE.fullmatch(text)) or text in ("(", ")", "!", ","))
         )
         if not begun:
             starts.append(word)
         if word.glob and not begun and not word.head:
             yield "unclear", f"{word.source} may be an option"
+        if text == "-files0-from":
+            yield "unclear", "find -files0-from looks where a file says"
+        if runs and text is not None and _secret(text):
+            yield "credential_read", f"{word.source} may hold credentials"
         if text == "-delete":
             yield "destructive", "find -delete removes what it finds"
             yield "write", "find -delete removes what it finds"
@@ -250,10 +279,13 @@ def _find(it: Invocation, scene: Scene) -> Iterator[Finding]:
     yield from _words_findings(starts, scene)
 
 
-SED_ADDRESS = r"(?:\d+|\$|/(?:[^/\\\n]|\\[^\n])*/I?)"
+SED_SET = r"\[(?:\[:[a-z]+:\]|(?!(?P=d))[^\\\n\[\]])+\]"
+"""Where a delimiter in a set ends the pattern for one sed, and does not for another, the script is not certain."""
+SED_ADDRESS = rf"(?:\d+|\$|/(?:{SED_SET.replace('(?P=d)', '/')}|[^/\\\n\[]|\\[^\n])*/I?)"
 SED_COMMAND = re.compile(
     rf"\s*(?:{SED_ADDRESS}(?:,{SED_ADDRESS})?)?\s*!?\s*"
-    r"(?:[pd=q]|s(?P<d>[/|#,:@%!])(?:(?!(?P=d))[^\\\n]|\\[^\n])*(?P=d)(?:(?!(?P=d))[^\\\n]|\\[^\n])*(?P=d)[gpiI0-9]*)\s*(?:[;\n]|$)"
+    rf"(?:[pd=q]|s(?P<d>[/|#,:@%!])(?:{SED_SET}|(?!(?P=d))[^\\\n\[]|\\[^\n])*(?P=d)"
+    r"(?:(?!(?P=d))[^\\\n]|\\[^\n])*(?P=d)[gpiI0-9]*)\s*(?:[;\n]|$)"
 )
 
 
@@ -302,8 +334,10 @@ def _awk(it: Invocation, scene: Scene) -> Iterator[Finding]:
             yield "unclear", f"the option {text} of awk is not known"
     if words:
         script = words.pop(0)
-        if script.value is None or re.search(r"system|getline|close|extension|[|>@]", script.value):
-            yield "unclear", f"the script of awk may run or write something: {script.source}"
+        if script.value is None or script.value == "{}":  # of find, which puts a name there
+            yield "unclear", f"what the script of awk does is not certain: {script.source}"
+        elif re.search(r"system|getline|close|extension|ARGV|SYMTAB|[|>@]", script.value):
+            yield "unclear", f"the script of awk may run something, or choose what it reads: {script.source}"
         elif "ENVIRON" in script.value or "PROCINFO" in script.value:
             yield "credential_read", "the script of awk reads variables"
     yield from _words_findings(words, scene)
@@ -314,9 +348,24 @@ def _first_is_no_path(it: Invocation, scene: Scene) -> Iterator[Finding]:
     operands = _operands(it.args)
     if operands and operands[0].splits:
         yield "unclear", f"{operands[0].source} may be several words"
-    if it.name == "jq" and operands and "env" in (operands[0].value or "").casefold():
-        yield "credential_read", "the filter of jq may read variables"
+    if it.name == "jq":
+        yield from _jq(it)
     yield from _words_findings([each for each in it.args if not operands or each is not operands[0]], scene)
+
+
+def _jq(it: Invocation) -> Iterator[Finding]:
+    """Which word is its filter depends on its options: any may be."""
+    yield from _may_be_option(it.args)
+    options, first = _options(it.args), _operands(it.args)[:1]
+    named = it.inside and (any(each.startswith("--") for each in options) or [each.value for each in first] == ["{}"])
+    for each in it.args:
+        text = (each.value or "").casefold()
+        if "env" in text:
+            yield "credential_read", "the filter of jq may read variables"
+        if re.search(r"\b(import|include)\b", text) or (text == "{}" and named):
+            yield "unclear", f"what the filter of jq reads is not certain: {each.source}"
+    if option := _has(options, "fL", "from-file", "library-path"):
+        yield "unclear", f"jq {option} runs the filter of a file"
 
 
 def _date(it: Invocation, scene: Scene) -> Iterator[Finding]:
@@ -333,8 +382,8 @@ def _date(it: Invocation, scene: Scene) -> Iterator[Finding]:
 
 def _printf(it: Invocation, scene: Scene) -> Iterator[Finding]:
     first = it.args[0].value if it.args else ""
-    if first is None or (first.startswith("-") and first != "--"):
-        yield "unclear", "printf -v sets a variable"
+    if first is None or first.startswith("-") or re.search(r"%[^%A-Za-z]*[hlLjztq]*n", first.replace("%%", "")):
+        yield "unclear", "printf -v and %n set a variable"
 
 
 def _test(it: Invocation, scene: Scene) -> Iterator[Finding]:
@@ -454,6 +503,8 @@ READERS: dict[str, Reader] = {
     "wait": _wait,
     **dict.fromkeys(("jq", "tr"), _first_is_no_path),
     **dict.fromkeys(("awk", "gawk", "mawk", "nawk"), _awk),
+    "arch": _arch,
+    "strings": _strings,
     "printf": _printf,
     "printenv": _shows_variables,
     "env": _env,
@@ -462,7 +513,14 @@ READERS: dict[str, Reader] = {
     "find": _find,
     "sed": _sed,
     "date": _date,
-    "sort": _refusing("oT", "output", "temporary-directory", "compress-program", why="writes a file or runs a program"),
+    "sort": _refusing(
+        "oT",
+        "output",
+        "temporary-directory",
+        "compress-program",
+        "files0-from",
+        why="writes a file, runs a program or reads what a file names",
+    ),
     "uniq": _refusing("", one=True),
     "xxd": _refusing("r", "revert", label="write", why="writes a file", one=True),
     "tree": _refusing("oR", "output", label="write", why="writes a file"),
