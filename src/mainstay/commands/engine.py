@@ -279,7 +279,7 @@ class CommandEngine:
             if self.knows(registration):
                 reference = self.new_reference()
                 self._named[process_id] = reference["job"]
-                if (prepared := self._spawner.prepare()) is not None:
+                if (prepared := self._spawner.prepare(bool(registration.input.get("sandbox")))) is not None:
                     self._shims[process_id] = prepared
         begun = self._begun.get(process_id)
         try:

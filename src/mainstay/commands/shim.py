@@ -88,6 +88,8 @@ TIOCSCTTY, TIOCSWINSZ = 0x540E, 0x5414
 IGNORED = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGTSTP", "SIGTTIN", "SIGTTOU", "SIGPIPE")
 """Who stops everything with TERM ends the command; the shim must be there to write down that it was TERM."""
 TOKEN = b"MAINSTAY_JOB"
+FREE, CONFINED = b"s", b"c"
+"""What a shim is asked for. With the first for a confined command the spawner loads what makes sandboxes, for all."""
 
 
 def pack(fields: list[bytes]) -> bytes:
@@ -192,6 +194,8 @@ def spawn_shims(parent: int) -> None:
             return
         if not rights:
             continue
+        if data == CONFINED:
+            import confine  # type: ignore[import-not-found]  # noqa: F401, PLC0415  # ty: ignore[import-not-found]
         fd = int.from_bytes(rights[0][2][:4], sys.byteorder)
         try:
             pid = os.fork()
@@ -495,7 +499,7 @@ class Shim:
             raise Refused(stage.decode() or "sandbox", int(number or 0))
 
     def _fork_confined(self, leader: list[bytes], inherited: list[int], failure: int) -> int:
-        import confine  # type: ignore[import-not-found]  # noqa: PLC0415  # ty: ignore[import-not-found]
+        import confine  # noqa: PLC0415  # ty: ignore[import-not-found]
 
         try:
             self.confined = confined = confine.Confined(unpack(self.rules), self.folder)

@@ -179,15 +179,16 @@ class Spawner:
         self._forking: set[asyncio.Task[socket.socket | None]] = set()
         self._closed = False
 
-    def prepare(self) -> PreparedShim | None:
+    def prepare(self, confined: bool = False) -> PreparedShim | None:
         """Have a shim forked, and the spawner started if there is none. None while many are being begun."""
+        kind = shim.CONFINED if confined else shim.FREE
         if self._slots.locked() or len(self._forking) >= AT_ONCE:
             return None
-        if (ours := self._fork_shim_now()) is not None:
+        if (ours := self._fork_shim_now(kind)) is not None:
             ready: asyncio.Future[socket.socket | None] = asyncio.get_running_loop().create_future()
             ready.set_result(ours)
             return PreparedShim(ready)
-        forking = asyncio.create_task(self._fork_shim(), name="fork of a shim")
+        forking = asyncio.create_task(self._fork_shim(kind), name="fork of a shim")
         self._forking.add(forking)
         forking.add_done_callback(self._forking.discard)
         return PreparedShim(forking)
@@ -203,14 +204,14 @@ class Spawner:
         `identified` is called as soon as the shim and the leader are known, which may be before the program runs.
         Cancelling this does not undo it: the folder says whether the command began.
         """
-        message = _encode(request)
+        message, kind = _encode(request), shim.CONFINED if request.rules else shim.FREE
         async with contextlib.AsyncExitStack() as stack:
             if prepared is not None:
                 stack.callback(prepared.dismiss)  # also if this is cancelled before it is used
             await stack.enter_async_context(self._slots)
             for number in range(TRIES):
                 first = prepared if number == 0 else None
-                ours = await (self._fork_shim() if first is None else first.wait_forked())
+                ours = await (self._fork_shim(kind) if first is None else first.wait_forked())
                 answer = None if ours is None else await self._send(ours, message, identified)
                 if answer is not None:
                     return answer
@@ -231,7 +232,7 @@ class Spawner:
         if self._forking:
             await asyncio.wait(self._forking)
 
-    def _fork_shim_now(self) -> socket.socket | None:
+    def _fork_shim_now(self, kind: bytes) -> socket.socket | None:
         """The socket of a new shim, if the spawner is there and takes a request at once.
 
         A task would come to it only after the caller has handed its write to a thread, which then has the interpreter
@@ -245,14 +246,14 @@ class Spawner:
             return None
         with theirs:
             try:
-                socket.send_fds(self._socket, [b"s"], [theirs.fileno()])
+                socket.send_fds(self._socket, [kind], [theirs.fileno()])
             except OSError:
                 ours.close()
                 return None
         ours.setblocking(False)
         return ours
 
-    async def _fork_shim(self) -> socket.socket | None:
+    async def _fork_shim(self, kind: bytes) -> socket.socket | None:
         """The socket of a new shim; None if the spawner takes no requests."""
         ours, theirs = socket.socketpair()
         try:
@@ -260,7 +261,7 @@ class Spawner:
             with theirs:
                 requests = await self._open()
                 try:
-                    await _send_socket(requests, theirs)
+                    await _send_socket(requests, kind, theirs)
                 except OSError:
                     await self._reopen(requests)
                     ours.close()
@@ -377,12 +378,12 @@ def _reap(process: subprocess.Popen[bytes]) -> str:
     return lines[-1] if lines else ""
 
 
-async def _send_socket(requests: socket.socket, theirs: socket.socket) -> None:
+async def _send_socket(requests: socket.socket, kind: bytes, theirs: socket.socket) -> None:
     """Give a socket away. Waits while the spawner is behind."""
     loop = asyncio.get_running_loop()
     while True:
         try:
-            socket.send_fds(requests, [b"s"], [theirs.fileno()])
+            socket.send_fds(requests, [kind], [theirs.fileno()])
             return
         except BlockingIOError:
             ready = asyncio.Event()
