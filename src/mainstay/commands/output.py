@@ -23,6 +23,7 @@ from typing import Literal, NamedTuple, TypeAlias
 from mainstay.commands import shim
 from mainstay.commands.job import POLL, Job
 from mainstay.errors import InvalidInput
+from mainstay.model.command import whole_characters
 
 Stream: TypeAlias = Literal["stdout", "stderr", "combined"]
 BLOCK = 1 << 18
@@ -231,22 +232,11 @@ class _Sum:
         lines = self._newlines + (self._bytes > 0 and self._last != b"\n")
         truncated = self._bytes > self._head_room + self._tail_room
         if truncated:
-            head, tail = _whole_head(bytes(self._head[: self._head_room])), _whole_tail(bytes(self._tail))
+            head, tail = whole_characters(bytes(self._head[: self._head_room])), _whole_tail(bytes(self._tail))
         else:
             head, tail = bytes(self._head), b""
         texts = head.decode("utf-8", "replace"), tail.decode("utf-8", "replace")
         return StreamSummary(self._bytes, lines, self._hash.hexdigest(), *texts, truncated)
-
-
-def _whole_head(data: bytes) -> bytes:
-    """Without a character at its end that was cut."""
-    for back in range(1, min(4, len(data)) + 1):
-        lead = data[-back]
-        if lead >= 0xC0:
-            return data[:-back] if back < (2 if lead < 0xE0 else 3 if lead < 0xF0 else 4) else data
-        if lead < 0x80:
-            break
-    return data
 
 
 def _whole_tail(data: bytes) -> bytes:

@@ -345,6 +345,17 @@ class OutputChunk(bytes):
         return self.decode(errors="replace")
 
 
+def whole_characters(data: bytes) -> bytes:
+    """Without the beginning of a UTF-8 character whose rest was cut off, or is still to come."""
+    for back in range(1, min(4, len(data)) + 1):
+        lead = data[-back]
+        if lead >= 0xC0:
+            return data[:-back] if back < (2 if lead < 0xE0 else 3 if lead < 0xF0 else 4) else data
+        if lead < 0x80:
+            break
+    return data
+
+
 class OutputQuery(Struct, frozen=True):
     """Which output is to be read, and from where on."""
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from mainstay.errors import InvalidInput, TimedOut, ToolError, quoted
 from mainstay.model.codec import encode, model_text
-from mainstay.model.command import CommandResult, OutputChunk, Stream
+from mainstay.model.command import CommandResult, OutputChunk, Stream, whole_characters
 from mainstay.model.process import ProcessRow
 from mainstay.model.tool import Failed, OutputBudget, ToolRecord
 from mainstay.ports.tool import CommandHandle
@@ -373,19 +373,8 @@ def _shown(chunk: OutputChunk, offset: int, limit: int) -> tuple[str, int]:
     while len(encode(data.decode(errors="replace"))) > CONTENT:
         data = data[: len(data) // 2]
     if offset + len(data) < chunk.total or not chunk.eof:
-        data = _whole(data) or data
+        data = whole_characters(data) or data
     return data.decode(errors="replace"), offset + len(data)
-
-
-def _whole(data: bytes) -> bytes:
-    """Without the beginning of a character whose rest is still to come."""
-    for back in range(1, min(4, len(data) + 1)):
-        lead = data[-back]
-        if lead >= 0xC0:
-            return data[:-back] if back < (2 if lead < 0xE0 else 3 if lead < 0xF0 else 4) else data
-        if lead < 0x80:
-            break
-    return data
 
 
 # ---------------------------------------------------------------------- waiting for a line
