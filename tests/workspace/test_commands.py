@@ -534,6 +534,22 @@ async def test_a_command_is_ended_with_all_that_it_started(model: Conversation) 
     assert not sleeps(mark)
 
 
+async def test_a_turn_that_is_cancelled_while_its_command_starts_leaves_none(work: Path) -> None:
+    tools = Workspace([work], unsandboxed=True, policy=ANYTHING).tools(commands=True)
+    async with conversation(tools) as model:
+        waiting = asyncio.ensure_future(model.turn("run_command", command=f"exec sleep {NEVER}"))
+
+        async def registered() -> bool:
+            return bool(await model.runtime.processes.list(kind="command"))
+
+        await until(registered)
+        assert model.session is not None
+        await model.session.cancel()
+        await waiting
+        [row] = await model.runtime.processes.list(kind="command")
+        await model.runtime.handle(row.id).outcome()
+
+
 async def test_a_cancelled_turn_ends_the_command_that_it_waits_for(work: Path) -> None:
     mark = f"{NEVER}.{secrets.randbelow(1 << 60)}"
     tools = Workspace([work], unsandboxed=True, policy=ANYTHING).tools(commands=True)
@@ -550,7 +566,6 @@ async def test_a_cancelled_turn_ends_the_command_that_it_waits_for(work: Path) -
         assert model.session is not None
         await model.session.cancel()
         await waiting
-        await handle.cancel("of a parked turn, which leaves its command")
         await handle.outcome()
 
     assert not sleeps(mark)

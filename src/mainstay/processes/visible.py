@@ -70,6 +70,7 @@ TURN_ONLY: tuple[CommandOwner, ...] = ("turn", "detached")
 
 STOP_SECONDS = 0.8 * CANCEL_GRACE
 """How long a cancelled await waits for the end of what it stopped: its turn waits a little longer than that."""
+TURN_CANCELLED = "its turn was cancelled"
 
 
 Answer: TypeAlias = tuple[ToolOutcome, tuple[Artifact, ...]]
@@ -133,8 +134,27 @@ class Visible:
         start = self._start(process_id, options)
         if options.owner == "session":
             start = replace(start, parent=session_parent(self._asker.session_id), parent_end="cancel")
-        handle = await self._patiently(functools.partial(self._started, what, args), start)
+        try:
+            handle = await self._patiently(functools.partial(self._started, what, args), start)
+        except asyncio.CancelledError:
+            if options.owner == "session":
+                self._stop_unheld(process_id)
+            raise
         return handle if self._asker.process is None else RestingHandle(self._service, handle, self._rest)
+
+    def _stop_unheld(self, process_id: str) -> None:
+        """When the turn is cancelled while a process of its session is being started: nobody has its handle, so it is
+        asked to stop. The request is written after the registration, if that is still on its way."""
+        run = self._asker.run
+        if run is None or run.control.request is None:
+            return
+        by = run.control.request.by
+
+        async def stop() -> None:
+            with contextlib.suppress(UnknownProcess):  # it was never registered
+                await self._service.cancel(process_id, TURN_CANCELLED, by=by)
+
+        self._home.abandon(asyncio.ensure_future(stop()))
 
     async def command(
         self, argv: Sequence[str], options: CommandOptions, background_after: float | None = None
@@ -399,7 +419,7 @@ class Visible:
             if run is None or run.control.request is None or not self._own(row):
                 raise
             request = run.control.request
-            stop = asyncio.ensure_future(self._service.cancel(row.id, "its turn was cancelled", by=request.by))
+            stop = asyncio.ensure_future(self._service.cancel(row.id, TURN_CANCELLED, by=request.by))
             self._home.abandon(stop)
             ended = asyncio.ensure_future(self._service.outcome(row.id, STOP_SECONDS))
             await asyncio.wait({ended})
