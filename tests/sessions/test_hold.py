@@ -10,7 +10,7 @@ import pytest
 
 from mainstay import Agent, ModelRequest, Runtime, ToolCall, ToolContext, tool
 from mainstay.errors import InvalidDefinition
-from mainstay.testing import FunctionModel
+from mainstay.testing import FunctionModel, VirtualClock
 from tests.kit import SOON, crash, until
 
 
@@ -117,6 +117,60 @@ async def test_when_its_time_is_over_the_model_is_told_and_the_turn_ends(tmp_pat
     late = [text for text in model.heard if "is not waited for any longer" in text]
     assert len(late) <= 1  # a slow machine may take so long to start it that nothing is held at all
     assert ended.text == ("answer 3" if late else "I will wait")
+
+
+CHATTY = "echo one; while ! [ -e more ]; do sleep 0.01; done; echo two >&2; while ! [ -e go ]; do sleep 0.01; done"
+
+
+@tool
+async def chatty(ctx: ToolContext[Any]) -> dict[str, str]:
+    return (await ctx.command(["sh", "-c", CHATTY], cwd=ctx.deps, owner="turn")).to_json()
+
+
+class Chatty(Model):
+    def __call__(self, request: ModelRequest) -> str | list[ToolCall]:
+        answer = super().__call__(request)
+        return [ToolCall("c", "chatty", {})] if isinstance(answer, list) else answer
+
+
+async def test_the_model_is_shown_what_a_command_has_written_since_and_nothing_twice(tmp_path: Path) -> None:
+    model, clock = Chatty(), VirtualClock()
+    agent = Agent(FunctionModel(model), name="builder", tools=[chatty], wait_for_commands=900)
+    async with Runtime(tmp_path / "agent.db", agents=[agent], deps=str(tmp_path), clock=clock) as runtime:
+        result = asyncio.create_task((await runtime.session("chat")).run("make it"))
+
+        async def has_written(stream: str) -> bool:
+            files = list((tmp_path / "agent.db-jobs").glob(f"*/{stream}"))
+            return bool(files) and files[0].stat().st_size > 0
+
+        await until(lambda: is_parked(runtime))
+        await until(lambda: has_written("stdout"))
+        clock.advance(30)
+        await until(lambda: len(model.heard) == 3)
+        await until(lambda: is_parked(runtime))
+        (tmp_path / "more").touch()
+        await until(lambda: has_written("stderr"))
+        clock.advance(60)
+        await until(lambda: len(model.heard) == 4)
+        await until(lambda: is_parked(runtime))
+        clock.advance(120)  # a look that finds nothing new asks nobody
+        await until(lambda: is_looked_at(runtime, 4))
+        await until(lambda: is_parked(runtime))
+        (tmp_path / "go").touch()
+        ended = await asyncio.wait_for(result, SOON)
+
+    first, second = model.heard[2].splitlines(), model.heard[3].splitlines()
+    assert first[2:4] == ["stdout:", "> one"]
+    assert "the next update is in 60 seconds at the earliest" in first[4]
+    assert second[2:4] == ["stderr:", "> two"]
+    assert "in 120 seconds" in second[4]
+    assert "has ended: exited 0" in model.heard[4]
+    assert (ended.text, len(model.heard)) == ("answer 5", 5)
+
+
+async def is_looked_at(runtime: Runtime, step: int) -> bool:
+    """Whether the turn was held a second time since the model's answer of this step."""
+    return await runtime.store.wait(f"chat.1.{step}.0:process#2") is not None
 
 
 async def test_a_cancel_ends_a_held_turn_and_its_command(tmp_path: Path) -> None:

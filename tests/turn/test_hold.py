@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from mainstay.turn.hold import HeldCommand, Hold, Tell, decide
+from mainstay.turn.hold import UPDATES, HeldCommand, Hold, Ladder, News, Shown, Tell, Update, decide
 
 RUNS, OVER = HeldCommand("a", 1_000, True), HeldCommand("b", 2_000, False)
+FRESH = Ladder()
 
 
 @pytest.mark.parametrize(
@@ -16,19 +18,65 @@ RUNS, OVER = HeldCommand("a", 1_000, True), HeldCommand("b", 2_000, False)
     [
         ([], None, 5_000, None),
         ([OVER], None, 5_000, None),
-        ([RUNS], None, 5_000, Hold(("a",), 11_000)),
-        ([RUNS, OVER], None, 5_000, Hold(("a",), 11_000)),
-        ([RUNS, HeldCommand("c", 500, True)], None, 5_000, Hold(("a", "c"), 10_500)),
+        ([RUNS], None, 5_000, Hold(("a",), 11_000, FRESH)),
+        ([RUNS, OVER], None, 5_000, Hold(("a",), 11_000, FRESH)),
+        ([RUNS, HeldCommand("c", 500, True)], None, 5_000, Hold(("a", "c"), 10_500, FRESH)),
         ([RUNS], None, 11_000, None),
-        ([RUNS], ("a",), 5_000, Hold(("a",), 11_000)),
+        ([RUNS], ("a",), 5_000, Hold(("a",), 11_000, FRESH)),
         ([RUNS, OVER], ("a", "b"), 5_000, Tell(("b",), (), ("a",))),
         ([OVER], ("b",), 5_000, Tell(("b",))),
         ([RUNS], ("a",), 11_000, Tell((), ("a",))),
         ([RUNS, OVER], ("a", "b"), 11_000, Tell(("b",), ("a",))),
-        ([RUNS, OVER], ("a",), 5_000, Hold(("a",), 11_000)),
+        ([RUNS, OVER], ("a",), 5_000, Hold(("a",), 11_000, FRESH)),
     ],
 )
 def test_what_a_turn_is_held_for_follows_from_its_commands_and_the_time(
     commands: list[HeldCommand], held: tuple[str, ...] | None, now: int, then: Any
 ) -> None:
-    assert decide(commands, held, now, 10_000) == then
+    found = decide(commands, held, now, 10_000, Ladder())
+
+    assert (Hold(found.commands, found.due, FRESH) if isinstance(found, Hold) else found) == then
+
+
+def looks_of(written: dict[int, tuple[int, int]], limit: int) -> list[tuple[int, tuple[News, ...]]]:
+    """When the model is updated, and of what, if a command begun at 0 has written so much by these seconds."""
+    told, ladder, now = [], Ladder(), 0
+    held: tuple[str, ...] | None = None
+    while True:
+        out, err = max([(at, sizes) for at, sizes in written.items() if at * 1000 <= now], default=(0, (0, 0)))[1]
+        match decide([HeldCommand("a", 0, True, out, err)], held, now, limit * 1000, ladder):
+            case Hold(held, due, ladder):
+                now = due
+            case Update(_, ladder):
+                told.append((now // 1000, ladder.news))
+                ladder, held = replace(ladder, news=()), None
+            case _:
+                return told
+
+
+def test_looks_double_up_to_five_minutes_and_tell_only_what_is_new() -> None:
+    told = looks_of({1: (5, 0), 100: (5, 7), 800: (9, 7)}, 1500)
+
+    first, second = Shown("a", 30_000, 5), Shown("a", 210_000, 5, 7)
+    assert told == [
+        (30, (News(Shown("a", 0), first),)),
+        (210, (News(first, second),)),
+        (750, (News(second, replace(second, silent=True)),)),
+        (1050, (News(replace(second, silent=True), Shown("a", 1_050_000, 9, 7)),)),
+        (1350, (News(Shown("a", 1_050_000, 9, 7), Shown("a", 1_050_000, 9, 7, True)),)),
+    ]
+
+
+def test_a_turn_has_so_many_updates_and_then_waits_for_ends_only() -> None:
+    told = looks_of({at: (at, 0) for at in range(10_000)}, 10_000)
+
+    assert [at for at, _ in told] == [30, 90, 210, 450, 750, 1050, 1350, 1650]
+    assert len(told) == UPDATES
+
+
+def test_news_that_a_crash_kept_from_the_model_are_told_as_they_were_written() -> None:
+    news = (News(Shown("a", 1_000), Shown("a", 4_000, 5)),)
+    ladder = Ladder(1, 64_000, 1, (news[0].after,), news)
+
+    assert decide([HeldCommand("a", 1_000, True, 99)], ("a",), 5_000, 900_000, ladder) == Update(("a",), ladder)
+    assert decide([HeldCommand("a", 1_000, False, 99)], ("a",), 5_000, 900_000, ladder) == Tell(("a",))

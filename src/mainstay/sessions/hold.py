@@ -4,20 +4,28 @@ Without it, "I will wait for the tests" ends the turn, and with it the commands 
 parked at that point, as one is whose tool waits for processes, and costs no tokens:
 
     a command ends        the model is told how, in one message for all of them, and answers again
+    it has written        the model is shown what is new, at looks that get rarer, and answers again
+    it is silent          the model is told so after five minutes
     its time is over      the model is told once; from then on nothing is held for that command, which goes on
     anything is said      the model is told that, and answers again
 
-What a turn is held for is decided in `turn/hold.py`, from its commands, the wait on disk, and the time.
+What a turn is held for is decided in `turn/hold.py`, from its commands, the wait on disk, and the time. Each look
+is a wait of its own. What an update tells is written in one before the model is told, so that it is the same after a
+crash.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import socket
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
-from msgspec import ValidationError
+from msgspec import ValidationError, to_builtins
+from msgspec.structs import replace
 
 from mainstay.engine.driver import Parked, Run
 from mainstay.engine.journal import taken
@@ -31,8 +39,8 @@ from mainstay.model.process import Abandoned, Cancelled, Failure, ProcessRow, Su
 from mainstay.model.session import WaitRow
 from mainstay.model.write import Dismiss, ProcessFilter
 from mainstay.plugins.turn import plugins_of
-from mainstay.ports.store import Store
-from mainstay.turn.hold import HeldCommand, Hold, Tell, decide
+from mainstay.ports.store import JobFolders, Store
+from mainstay.turn.hold import UPDATES, HeldCommand, Hold, Ladder, Tell, Update, decide
 
 MOST = 100
 """Commands of one turn that are looked at."""
@@ -50,38 +58,65 @@ async def held(store: Store, run: Run, seconds: float) -> Parked | Message | Non
     wherever the host dies.
     """
     scope, step, limit = run.scope, run.machine.state.step, int(seconds * 1000)
-    name = wait_id(f"{run.turn_id}.{step}.0", "process")
-    found = await store.wait(name) if run.resumed else None
-    wait = None if found is None else await whole(store, found)
+    call = f"{run.turn_id}.{step}.0"
+    wait = await _newest(store, run) if run.resumed else None
+    ladder, attempt, before = Ladder(), 0, None
     while True:
         session = await store.session_by_sid(scope.sid)
         if session is None or await _something_was_said(store, run):
             run.journal.note_inputs()
             return None
-        before = None if wait is None else decode_pending(wait.body).processes
+        if wait is not None:
+            pending = decode_pending(wait.body)
+            ladder = convert(pending.args, Ladder)
+            if wait.call == f"{step}.0":
+                before, attempt = pending.processes, _attempt(wait)
+            else:  # the model has had what there was to tell
+                ladder = replace(ladder, news=())
         rows = await _commands(store, run, before)
-        commands = [HeldCommand(row.id, row.created, row.live and row.stuck is None) for row in rows.values()]
+        commands = await asyncio.to_thread(_looked_at, store, list(rows.values()))
         now = run.clock.now()
         if wait is not None and wait.state == "expired":
             now = max(now, wait.due or 0)  # the clock may have been set back since
-        match decide(commands, before, now, limit):
+        match decide(commands, before, now, limit, ladder):
             case None:
                 return None
             case Tell(ended, late, live):
                 await _dismiss(store, run, [rows[each] for each in ended])
                 return _digest(rows, ended, late, live)
-            case Hold(ids, due):
-                if wait is None:
-                    asked = PendingCall(f"{run.turn_id}.{step}.0", "process", "answer", {}, now, due, processes=ids)
-                    wait = WaitRow(name, scope.sid, scope.turn, f"{step}.0", "process", "open", due, encode(asked))
-                    await run.journal.flush((wait,))
-                    continue
+            case Update(_, news) if before is not None and news == ladder:
+                return await asyncio.to_thread(_update, store, rows, news, now)
+            case Hold(_, _, same) if (
+                before is not None and same == ladder and wait is not None and wait.state == "open"
+            ):
                 if (plugins := plugins_of(run)) is not None:
                     plugins.note()
-                appended = await run.journal.flush((), (name,), ids, session.next)
+                appended = await run.journal.flush((), (wait.id,), before, session.next)
                 if appended is not None and appended.parked:
-                    return Parked((), ids)
+                    return Parked((), before)
                 run.check_cancel()
+            case Hold(ids, _, after) | Update(ids, after) as decided:
+                due = decided.due if isinstance(decided, Hold) else None
+                asked = PendingCall(call, "process", "answer", to_builtins(after), now, due, processes=ids)
+                name = wait_id(call, "process", attempt + 1)
+                wait = WaitRow(name, scope.sid, scope.turn, f"{step}.0", "process", "open", due, encode(asked))
+                await run.journal.flush((wait,))
+
+
+async def _newest(store: Store, run: Run) -> WaitRow | None:
+    """The wait that this turn was last held by. Waits of its tools have an ordinal."""
+    found = [
+        wait for wait in await store.waits(run.scope.sid) if wait.kind == "process" and wait.turn == run.scope.turn
+    ]
+    for each in sorted(found, key=lambda wait: (int(wait.call.partition(".")[0]), _attempt(wait)), reverse=True):
+        wait = await whole(store, each)
+        if wait is not None and decode_pending(wait.body).ordinal == 0:
+            return wait
+    return None
+
+
+def _attempt(wait: WaitRow) -> int:
+    return int(wait.id.rpartition(":")[2].partition("#")[2] or 1)
 
 
 async def _something_was_said(store: Store, run: Run) -> bool:
@@ -128,6 +163,57 @@ def _digest(rows: dict[str, ProcessRow], ended: Sequence[str], late: Sequence[st
     return Message("user", (Text("\n".join(lines)),))
 
 
+def _update(store: Store, rows: dict[str, ProcessRow], ladder: Ladder, now: int) -> Message:
+    """What is new of commands that run, and when there may be more."""
+    lines = ["[process commands] Your turn is held for commands that it started."]
+    for each in ladder.news:
+        row, before, after = rows.get(each.after.id), each.before, each.after
+        if row is None:
+            continue
+        if after.silent:
+            lines.append(f"{row.id} ({_name(row)}) still runs, and has written nothing for five minutes.")
+            continue
+        lines.append(f"{row.id} ({_name(row)}) still runs, and has written more.")
+        for stream, start, end in (("stdout", before.stdout, after.stdout), ("stderr", before.stderr, after.stderr)):
+            lines += _quoted(stream, _output(store, row, stream, max(start, end - TAIL), end), end - start > TAIL)
+    more = f"in {max(0, ladder.next - now) / 1000:.0f} seconds at the earliest"
+    left = "there are no more updates" if ladder.updates >= UPDATES else f"the next update is {more}"
+    lines.append(f"Answer to wait on: you are told when one ends, and {left}.")
+    return Message("user", (Text("\n".join(lines)),))
+
+
+def _looked_at(store: Store, rows: Sequence[ProcessRow]) -> list[HeldCommand]:
+    found = []
+    for row in rows:
+        sizes = [0, 0]
+        if (folder := _folder(store, row)) is not None:
+            for place, stream in enumerate(("stdout", "stderr")):
+                with contextlib.suppress(FileNotFoundError):  # it has not begun
+                    sizes[place] = (folder / stream).stat().st_size
+        found.append(HeldCommand(row.id, row.created, row.live and row.stuck is None, *sizes))
+    return found
+
+
+def _output(store: Store, row: ProcessRow, stream: str, start: int, end: int) -> str:
+    if (folder := _folder(store, row)) is None:
+        return ""
+    try:
+        with (folder / stream).open("rb") as file:
+            file.seek(start)
+            return file.read(end - start).decode(errors="replace")
+    except FileNotFoundError:  # its folder was swept: it has ended, which is told next
+        return ""
+
+
+def _folder(store: Store, row: ProcessRow) -> Path | None:
+    """Where the files are that a command writes, if that is on this machine."""
+    reference = row.record.external_ref
+    job = reference.get("job") if isinstance(reference, dict) else None
+    if not isinstance(store, JobFolders) or not isinstance(job, str) or not job.isalnum():
+        return None
+    return Path(store.jobs_folder()) / job if row.registration.definition == socket.gethostname() else None
+
+
 def _name(row: ProcessRow) -> str:
     return " ".join((row.registration.label or row.registration.name).split())[:200]
 
@@ -143,8 +229,11 @@ def _ending(row: ProcessRow) -> list[str]:
     how = f"{result.status} {result.exit_code}" if result.exit_code is not None else result.status
     lines = [f"{row.id} ({_name(row)}) has ended: {how}, after {result.duration_ms / 1000:.1f} s."]
     for stream, text in (("stdout", result.stdout), ("stderr", result.stderr)):
-        if text.strip():
-            cut = "…" if len(text) > TAIL else ""
-            lines.append(f"{stream}:")
-            lines += [f"> {line}" for line in f"{cut}{text[-TAIL:]}".splitlines()]
+        lines += _quoted(stream, text[-TAIL:], len(text) > TAIL)
     return lines
+
+
+def _quoted(stream: str, text: str, cut: bool) -> list[str]:
+    if not text.strip():
+        return []
+    return [f"{stream}:", *[f"> {line}" for line in f"{'…' if cut else ''}{text}".splitlines()]]

@@ -1,16 +1,59 @@
-"""Whether a turn that has an answer is held for commands that it started: a pure function of them and of the time."""
+"""Whether a turn that has an answer is held for commands that it started: a pure function of them and of the time.
+
+The model is asked again when a command ends or its time is over, and for updates: after 30 seconds, then 60, up to five
+minutes, where a command has written something since it was last shown, or nothing for five minutes. A look that finds
+neither costs no tokens. A turn has `UPDATES` of them; ends are told without a limit.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from msgspec import Struct
+from msgspec.structs import replace
+
+UPDATES = 8
+FIRST_LOOK, LONGEST_LOOK, SILENCE = 30_000, 300_000, 300_000
+"""Milliseconds."""
 
 
 class HeldCommand(Struct, frozen=True, gc=False):
+    """`stdout` and `stderr` are the bytes that it has written so far."""
+
     id: str
     since: int
     live: bool
+    stdout: int = 0
+    stderr: int = 0
+
+
+class Shown(Struct, frozen=True, gc=False, omit_defaults=True):
+    """How far the model was shown a command's output. At `at` a look last found more of it, and `silent` says that the
+    model was told of the silence since."""
+
+    id: str
+    at: int
+    stdout: int = 0
+    stderr: int = 0
+    silent: bool = False
+
+
+class News(Struct, frozen=True, gc=False):
+    """What an update tells of a command: its output from `before` to `after`, or that there is none."""
+
+    before: Shown
+    after: Shown
+
+
+class Ladder(Struct, frozen=True, omit_defaults=True):
+    """Where the updates of a turn stand: its looks so far, the time of the next, and the updates it has had. `news` are
+    those that the model is to be told now."""
+
+    looks: int = 0
+    next: int = 0
+    updates: int = 0
+    shown: tuple[Shown, ...] = ()
+    news: tuple[News, ...] = ()
 
 
 class Hold(Struct, frozen=True, gc=False):
@@ -18,6 +61,7 @@ class Hold(Struct, frozen=True, gc=False):
 
     commands: tuple[str, ...]
     due: int
+    ladder: Ladder
 
 
 class Tell(Struct, frozen=True, gc=False):
@@ -28,15 +72,52 @@ class Tell(Struct, frozen=True, gc=False):
     live: tuple[str, ...] = ()
 
 
-def decide(commands: Sequence[HeldCommand], held: Sequence[str] | None, now: int, limit: int) -> Hold | Tell | None:
-    """What becomes of a turn that has an answer. `held` are the commands that it was held for before, None where it was
-    not; each is held for `limit` ms from its start. None: the turn ends."""
+class Update(Struct, frozen=True, gc=False):
+    """Ask the model again with the news of the ladder; all of `commands` are held still."""
+
+    commands: tuple[str, ...]
+    ladder: Ladder
+
+
+def decide(
+    commands: Sequence[HeldCommand], held: Sequence[str] | None, now: int, limit: int, ladder: Ladder
+) -> Hold | Tell | Update | None:
+    """What becomes of a turn that has an answer. `held` are the commands that it was held for before, since this
+    answer, None where it was not; each is held for `limit` ms from its start. None: the turn ends."""
     live = [each for each in commands if each.live and now < each.since + limit]
+    ids = tuple([each.id for each in live])
     if held is not None:
         ended = tuple([each.id for each in commands if each.id in held and not each.live])
         late = tuple([each.id for each in commands if each.id in held and each.live and now >= each.since + limit])
         if ended or late:
-            return Tell(ended, late, tuple([each.id for each in live]))
+            return Tell(ended, late, ids)
     if not live:
         return None
-    return Hold(tuple([each.id for each in live]), min(each.since for each in live) + limit)
+    if ladder.news:
+        return Update(ids, ladder)
+    end = min(each.since for each in live) + limit
+    if ladder.updates >= UPDATES:
+        return Hold(ids, end, ladder)
+    if now >= ladder.next:
+        looked = ladder.next > 0
+        ladder = _look(live, ladder, now) if looked else ladder
+        ladder = replace(ladder, next=now + min(FIRST_LOOK << min(ladder.looks, 10), LONGEST_LOOK))
+        if ladder.news:
+            return Update(ids, ladder)
+    return Hold(ids, min(end, ladder.next), ladder)
+
+
+def _look(live: Sequence[HeldCommand], ladder: Ladder, now: int) -> Ladder:
+    known = {each.id: each for each in ladder.shown}
+    shown, news = [], []
+    for each in live:
+        before = known.get(each.id) or Shown(each.id, each.since)
+        after = before
+        if each.stdout > before.stdout or each.stderr > before.stderr:
+            after = Shown(each.id, now, each.stdout, each.stderr)
+        elif now - before.at >= SILENCE and not before.silent:
+            after = replace(before, silent=True)
+        if after != before:
+            news.append(News(before, after))
+        shown.append(after)
+    return Ladder(ladder.looks + 1, ladder.next, ladder.updates + bool(news), tuple(shown), tuple(news))
