@@ -341,6 +341,33 @@ async def test_network_works_where_it_is_granted(commands: Commands, options: di
     assert (refused.code, granted.code) == (1, 0)
 
 
+async def test_repositories_in_a_root_are_protected_as_its_own_is(
+    commands: Commands, options: dict[str, Any], how: Implementation
+) -> None:
+    if how == "landlock":
+        pytest.skip("it keeps roots read-only as a whole")
+    root = Path(options["cwd"])
+    for name in ("", "a", "a/b"):
+        (root / name / ".git" / "hooks").mkdir(parents=True)
+        (root / name / ".git" / "config").write_text("theirs")
+    (root / "module").mkdir()
+    (root / "module" / ".git").write_text("gitdir: elsewhere")
+    (root / "link").symlink_to("a")
+    whole = replace(options["sandbox"], accept=(), protect=(f"{root}/.git",))
+    parts = replace(options["sandbox"], protect=(f"{root}/.git/config", f"{root}/.git/hooks"))
+    places = ".git/config a/.git/config a/b/.git/config .git/hooks/x a/.git/hooks/x a/b/.git/hooks/x module/.git"
+    program = f"for f in {places} .git/new a/.git/new a/new; do (echo ours > $f) 2>&- && echo $f; done; mv a c 2>&-"
+    first = await commands.start("sh", "-c", program, **{**options, "sandbox": whole})
+    await ended(first)
+    second = await commands.start("sh", "-c", program, **{**options, "sandbox": parts})
+    await ended(second)
+
+    assert printed(first).split() == ["a/new"]
+    assert printed(second).split() == ["module/.git", ".git/new", "a/.git/new", "a/new"]
+    assert (root / "a" / "b" / ".git" / "config").read_text() == "theirs"
+    assert not (root / "c").exists()
+
+
 # ---------------------------------------------------------------------- choosing
 
 

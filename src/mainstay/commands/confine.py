@@ -171,7 +171,7 @@ class Rules:
             self.values.setdefault(word, []).append(value)
         self.how = self.one(b"how")
         self.write, self.read = self.all(b"write"), self.all(b"read")
-        self.protect, self.hide = self.all(b"protect"), self.all(b"hide")
+        self.protect, self.hide, self.keep = self.all(b"protect"), self.all(b"hide"), self.all(b"keep")
         self.network, self.accept = self.one(b"network") == b"1", self.all(b"accept")
         self.home = HOME
 
@@ -490,6 +490,8 @@ class Root:
             self._bring(path, path in writable)
         for path in self.rules.protect:
             self._cover(path, hide=False)
+        for path in self.rules.keep:
+            self._cover(path, hide=False, make=False)
         for path in self.rules.hide:
             self._cover(path, hide=True)
         self.kernel.do("umount2", self.OLD, MNT_DETACH)
@@ -539,7 +541,7 @@ class Root:
             path = os.path.normpath(os.path.join(os.path.dirname(path), os.readlink(source)))
         return self.OLD + path
 
-    def _cover(self, path: bytes, hide: bool) -> None:
+    def _cover(self, path: bytes, hide: bool, make: bool = True) -> None:
         """Make a path read-only or empty, and what is between it and its root impossible to rename.
 
         No link is followed: a link in its place may lead anywhere by the time that it is mounted over.
@@ -553,7 +555,7 @@ class Root:
         folder = os.open(root, os.O_PATH | os.O_DIRECTORY)
         for index, name in enumerate(names):
             last = index == len(names) - 1
-            found = self._open(folder, name, last)
+            found = self._open(folder, name, last and make)
             if found < 0:
                 os.close(folder)
                 return
@@ -562,7 +564,7 @@ class Root:
                 self._mount(b"tmpfs", target, b"tmpfs", MS_RDONLY | MS_NOSUID | MS_NODEV, b"mode=000,size=4k")
             else:
                 self._mount(target, target, None, MS_BIND | MS_REC)
-                inner = self._open(folder, name, last)  # the mount that is on it now
+                inner = self._open(folder, name, False)  # the mount that is on it now
                 if last:
                     self._restrict(b"%s/proc/self/fd/%d" % (self.OLD, inner), ATTR_RDONLY, AT_RECURSIVE)
                 os.close(found)
@@ -571,13 +573,13 @@ class Root:
             folder = found
         os.close(folder)
 
-    def _open(self, folder: int, name: bytes, last: bool) -> int:
-        """A name in a folder; made if it is the last one and not there. -1 if a folder on the way is not there."""
+    def _open(self, folder: int, name: bytes, make: bool) -> int:
+        """A name in a folder, made if that is wanted and it is not there; otherwise -1."""
         for _ in range(2):
             try:
                 found = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
             except FileNotFoundError:
-                if not last:
+                if not make:
                     return -1
                 if name in FOLDERS:
                     os.mkdir(name, 0o755, dir_fd=folder)
@@ -610,32 +612,39 @@ def bubblewrap_arguments(rules: Rules) -> list[bytes]:
             argv += [b"--symlink", os.readlink(path), path]
         else:
             argv += [b"--bind" if path in writable else b"--ro-bind-try", os.path.realpath(path), path]
-    for hidden, paths in ((False, rules.protect), (True, rules.hide)):
-        for path in paths:
-            argv += _covering(rules, path, hidden)
+    # bubblewrap mounts what the host has there: a folder that is mounted twice loses what was mounted in it.
+    mounted: set[bytes] = set()
+    for path in rules.protect:
+        argv += _covering(rules, mounted, path, hide=False)
+    for path in rules.keep:
+        argv += _covering(rules, mounted, path, hide=False, make=False)
+    for path in rules.hide:
+        argv += _covering(rules, mounted, path, hide=True)
     return [*argv, b"--remount-ro", b"/proc", b"--remount-ro", b"/"]
 
 
-def _covering(rules: Rules, path: bytes, hide: bool) -> list[bytes]:
+def _covering(rules: Rules, mounted: set[bytes], path: bytes, hide: bool, make: bool = True) -> list[bytes]:
     root = max((each for each in rules.write if path.startswith(each + b"/")), key=len, default=b"")
     if not root:
         root = max((each for each in rules.read if path.startswith(each + b"/")), key=len, default=b"")
         if not root or not hide:
             return []
-    argv, at = [], root
+    argv: list[bytes] = []
+    at = root
     names = path[len(root) + 1 :].split(b"/")
     for name in names:
         at += b"/" + name
         if os.path.islink(at):
             raise OSError(40, "a link is where something is protected or hidden")
         if not os.path.lexists(at):
-            if at != path:
+            if at != path or not make:
                 return []
             if name in FOLDERS:
                 os.mkdir(at, 0o755)
             else:
                 os.close(os.open(at, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
-        argv += [b"--bind", at, at] if at != path else []
+        argv += [b"--bind", at, at] if at != path and at not in mounted else []
+        mounted.add(at)
     return [*argv, *([b"--tmpfs", path, b"--remount-ro", path] if hide else [b"--ro-bind", path, path])]
 
 

@@ -359,7 +359,7 @@ class CommandEngine:
         if command.sandbox is not None:
             if why := await asyncio.to_thread(self._sandbox.check, command.sandbox):
                 return why
-            rules = self._sandbox.rules(command.sandbox)
+            rules = await asyncio.to_thread(self._sandbox.rules, command.sandbox)
         limit, most = command.output_limit, self.settings.session_output_bytes
         session_id = self._live.get(process_id, "")
         if session_id and most is not None:

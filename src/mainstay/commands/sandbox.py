@@ -21,6 +21,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,6 +50,9 @@ NOT_INHERITED = frozenset(
 )  # fmt: skip
 """Variables of the host's that lead to what a confined command has of its own, or has not."""
 
+LOOKED_AT, DEEPEST = 500, 4
+"""Folders that are searched for repositories in the roots of a command, and how far below a root."""
+NOT_ENTERED = frozenset({"node_modules", "__pycache__"})
 PROBE = "mainstay-probe-"
 """Begins the name of a self-test's folder."""
 EXAMINE_SECONDS = 60.0
@@ -227,6 +231,7 @@ def rules_of(chosen: Confinement, own: Programs = OWN) -> list[bytes]:
         "write": chosen.write,
         "read": read,
         "protect": chosen.protect,
+        "keep": protected_below(chosen) if chosen.how != "landlock" else (),
         "hide": chosen.hide,
         "accept": chosen.accept,
         "network": (str(int(chosen.network)),),
@@ -240,6 +245,39 @@ def rules_of(chosen: Confinement, own: Programs = OWN) -> list[bytes]:
         if (value := getattr(chosen.limits, name)) is not None
     }
     return [os.fsencode(f"{name} {value}") for name, values in fields.items() for value in values if value]
+
+
+def protected_below(chosen: Confinement) -> list[str]:
+    """What is protected in a root, where it is also in a folder below: repositories in repositories.
+
+    The search is bounded, since it is part of each start. A link is passed over: a mount would follow it.
+    """
+    found, looked = list[str](), 0
+    for root in chosen.write:
+        names = [path[len(root) + 1 :] for path in chosen.protect if path.startswith(f"{root}/")]
+        folders = deque([(root, 0)] if names else [])
+        while folders and looked < LOOKED_AT:
+            folder, depth = folders.popleft()
+            looked += 1
+            for entry in _entries(folder):
+                below = [name for name in names if name.partition("/")[0] == entry.name] if depth else []
+                found += [path for name in below if os.path.lexists(path := f"{folder}/{name}") and not _has_link(path)]
+                if depth < DEEPEST and not entry.name.startswith(".") and entry.name not in NOT_ENTERED:
+                    folders.append((entry.path, depth + 1))
+    return [path for path in dict.fromkeys(found) if path not in chosen.protect]
+
+
+def _entries(folder: str) -> list[os.DirEntry[str]]:
+    """Those that may hold something, without links."""
+    try:
+        with os.scandir(folder) as entries:
+            return [each for each in entries if each.is_dir(follow_symlinks=False) or each.name.startswith(".")]
+    except OSError:
+        return []  # a file, or it is gone, or not ours to read: then the command cannot change it either
+
+
+def _has_link(path: str) -> bool:
+    return os.path.realpath(path) != path
 
 
 def confined_environment(env: Mapping[str, str], given: Iterable[str]) -> dict[str, str]:
