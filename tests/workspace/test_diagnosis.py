@@ -323,6 +323,21 @@ def test_a_printed_summary_makes_no_run_pass(lie: str) -> None:
     assert cut.verdict == "incomplete"
 
 
+@pytest.mark.parametrize(
+    ("output", "verdict"),
+    [
+        (b"\nRan 0 tests in 0.000s\n\nOK\n", "unclear"),
+        (b"sss\nRan 3 tests in 0.000s\n\nOK (skipped=3)\n", "passed"),
+    ],
+)
+def test_exit_code_0_without_a_single_test_passes_nothing(output: bytes, verdict: str) -> None:
+    found = told(b"-" * 70 + output, 0)
+
+    assert found is not None
+    assert found.verdict == verdict
+    assert found.note == ("exit code 0, although no test ran" if verdict == "unclear" else "no test passed")
+
+
 def test_exit_code_0_beside_failures_is_said_and_not_believed() -> None:
     found = told((RECORDED / "pytest-9.2.0/failing.stdout").read_bytes(), 0)
 

@@ -197,6 +197,7 @@ def judge(found: list[Findings], ending: Ending) -> Diagnosis | None:
     bad = max(counted, len(failures)) + sum(each.errors for each in found)
     cut = any(each.complete is False for each in found)
     none_ran = tests is not None and (tests.passed, bad) == (0, 0)
+    none_found = tests is not None and none_ran and not tests.skipped
     verdict: Verdict
     if ending.exit_code is None or not ending.whole:
         verdict = "incomplete"
@@ -216,6 +217,9 @@ def judge(found: list[Findings], ending: Ending) -> Diagnosis | None:
     elif cut:
         verdict = "incomplete"
         notes.append("exit code 0, but the output breaks off before its summary")
+    elif none_found:
+        verdict = "unclear"
+        notes.append("exit code 0, although no test ran")
     else:
         verdict = "passed"
         if none_ran:
