@@ -390,6 +390,16 @@ async def test_runtime_chooses_a_sandbox_and_stores_it(runtime: Runtime, tmp_pat
     assert asked["how"] in IMPLEMENTATIONS
 
 
+async def test_python_finds_this_package_wherever_it_is_installed(runtime: Runtime, tmp_path: Path) -> None:
+    if all(examine(each).refused for each in IMPLEMENTATIONS):
+        pytest.skip("no sandbox here")
+    (tmp_path / "root").mkdir()
+    sandbox = Workspace(tmp_path / "root").confinement(tmp_path / "store" / "agent.db")
+    handle = await runtime.command([sys.executable, "-c", "import mainstay.testing"], sandbox=sandbox)
+
+    assert (await handle.result()).exit_code == 0
+
+
 async def test_self_test_is_not_run_on_the_event_loop(runtime: Runtime, tmp_path: Path) -> None:
     (tmp_path / "root").mkdir()
     sandbox = Workspace(tmp_path / "root", unsandboxed=True).confinement()

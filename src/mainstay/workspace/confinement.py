@@ -40,6 +40,10 @@ def with_paths(asked: Confinement, store: str | None) -> Confinement:
 
 
 def _own_python(roots: tuple[str, ...]) -> list[str]:
-    """Where this Python is, and the environment that it runs in, unless they are in a root and so may be changed."""
-    folders = (os.path.realpath(folder) for folder in (sys.prefix, sys.base_prefix))
+    """Where this Python is, the environment that it runs in, and this package, unless they are in a root and so may be
+    changed. The package lies elsewhere where it is installed in editable mode; pytest, for one, loads its plugin."""
+    package = os.path.dirname(os.path.dirname(__file__))
+    folders = [os.path.realpath(folder) for folder in (sys.prefix, sys.base_prefix, package)]
+    if any(f"{folders[-1]}/".startswith(f"{each}/") for each in folders[:-1]):
+        folders.pop()
     return [each for each in folders if each != "/" and not any(f"{each}/".startswith(f"{root}/") for root in roots)]
