@@ -111,7 +111,7 @@ def test_every_attack_succeeds_without_a_sandbox() -> None:
     attacks = examine("none").attacks
 
     assert [name for name, refused in attacks.items() if refused] == []
-    assert len(attacks) == 26
+    assert len(attacks) == 29
 
 
 def test_every_attack_is_refused_in_a_sandbox(how: Implementation) -> None:

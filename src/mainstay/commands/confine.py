@@ -83,7 +83,8 @@ CALLS = {
     "clone": (56, 220), "mount": (165, 40), "umount2": (166, 39), "pivot_root": (155, 41), "mount_setattr": (442, 442),
     "prctl": (157, 167), "capset": (126, 91), "seccomp": (317, 277), "prlimit64": (302, 261),
     "landlock_create_ruleset": (444, 444), "landlock_add_rule": (445, 445), "landlock_restrict_self": (446, 446),
-    "socket": (41, 198), "ioctl": (16, 29), "clone3": (435, 435), "setpriority": (141, 140),
+    "socket": (41, 198), "socketpair": (53, 199), "openat2": (437, 437), "ioctl": (16, 29), "clone3": (435, 435),
+    "setpriority": (141, 140), "ioprio_set": (251, 30),
 }  # fmt: skip
 REFUSED = (
     # other processes
@@ -106,6 +107,12 @@ SHARED = (
     (29, 194), (30, 196), (31, 195), (64, 190), (65, 193), (66, 191), (220, 192), (68, 186), (69, 189), (70, 188),
     (71, 187), (240, 180), (241, 181), (279, 239), (256, 238),
 )  # fmt: skip
+MODES = ((91, 52, 1), (268, 53, 2), (452, 452, 2), (259, 33, 2))
+MODES_X86 = ((90, 1), (85, 1), (133, 1))
+"""Calls that give a file its mode, with the argument that is it: fchmod, fchmodat, fchmodat2, mknodat; chmod, creat,
+mknod."""
+OPENING, OPENING_X86 = (257, 56, 2), (2, 1)
+"""openat and open, with the argument that is their flags; the mode is behind it, where they make a file."""
 OF_OTHERS = ((302, 261), (203, 122), (144, 119), (142, 118), (314, 274))
 """Calls whose first argument names a process, 0 being the caller: limits and scheduling."""
 ATTRIBUTES = (
@@ -650,7 +657,8 @@ def _covering(rules: Rules, mounted: set[bytes], path: bytes, hide: bool, make: 
 
 # ---------------------------------------------------------------------- the filter of system calls
 
-LOAD, EQUAL, ANY_BIT, AT_LEAST, RETURN = 0x20, 0x15, 0x45, 0x35, 0x06
+LOAD, EQUAL, ANY_BIT, AT_LEAST, AND, RETURN = 0x20, 0x15, 0x45, 0x35, 0x54, 0x06
+S_ISUID, O_CREAT, O_TMPFILE = 0o4000, 0o100, 0o20000000
 ALLOW, ERRNO = 0x7FFF0000, 0x00050000
 
 
@@ -701,10 +709,46 @@ class Filter:
         self.line(EQUAL, TIOCLINUX, 0, 1)
         self.end()
 
+    def check_modes(self) -> None:
+        """No program that runs as its owner, for whoever finds it outside. `openat2` has its mode where no filter sees
+        it; programs go on with openat."""
+        self.refuse([CALLS["openat2"][self.column]], ENOSYS)
+        modes = [(each[self.column], each[2]) for each in MODES] + (list(MODES_X86) if self.column == 0 else [])
+        for number, argument in modes:
+            self.line(EQUAL, number, 0, 4)
+            self.argument(argument)
+            self.line(ANY_BIT, S_ISUID, 0, 1)
+            self.end()
+        for number, flags in ((OPENING[self.column], OPENING[2]), *([OPENING_X86] if self.column == 0 else [])):
+            self.line(EQUAL, number, 0, 6)
+            self.argument(flags)
+            self.line(ANY_BIT, O_CREAT | O_TMPFILE, 0, 3)
+            self.argument(flags + 1)
+            self.line(ANY_BIT, S_ISUID, 0, 1)
+            self.end()
+
+    def check_pairs(self) -> None:
+        """No pairs for datagrams: one of those may send to any socket that it can name."""
+        self.line(EQUAL, CALLS["socketpair"][self.column], 0, 8)
+        self.argument(0)
+        self.line(EQUAL, AF_UNIX, 0, 4)
+        self.argument(1)
+        self.line(AND, 0xF)
+        self.line(EQUAL, _socket.SOCK_STREAM, 2, 0)
+        self.line(EQUAL, _socket.SOCK_SEQPACKET, 1, 0)
+        self.end()
+
     def check_others(self) -> None:
         for number in OF_OTHERS:
             self.line(EQUAL, number[self.column], 0, 4)
             self.argument(0)
+            self.line(EQUAL, 0, 1, 0)
+            self.end()
+        for name, process in (("setpriority", 0), ("ioprio_set", 1)):  # of a process, which is the caller's own
+            self.line(EQUAL, CALLS[name][self.column], 0, 6)
+            self.argument(0)
+            self.line(EQUAL, process, 0, 2)
+            self.argument(1)
             self.line(EQUAL, 0, 1, 0)
             self.end()
 
@@ -733,11 +777,14 @@ def filter_program(column: int, rules: Rules) -> bytes:
     found.refuse(list(REFUSED_X86) if column == 0 else [])
     found.check_clone()
     found.check_terminal()
+    if b"unix_sockets" not in rules.accept:
+        found.check_pairs()
     if rules.how == b"landlock":
         found.refuse([each[column] for each in SHARED])
         found.check_others()
         if b"attributes" not in rules.accept:
             found.check_attributes()
+    found.check_modes()
     found.check_sockets(families_allowed(rules))
     return found.program
 

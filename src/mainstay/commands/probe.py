@@ -62,6 +62,21 @@ def _read_by_link(base: bytes, root: bytes) -> bytes:
     return _read(root + b"/link/secret")
 
 
+def _send_from_pair(address: bytes) -> None:
+    """One of a pair may be told to send elsewhere, if it is one for datagrams."""
+    ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_DGRAM)
+    try:
+        ours.sendto(b"message", address)
+    finally:
+        ours.close()
+        theirs.close()
+
+
+def _make_set_user_id(path: bytes) -> None:
+    _write(path)
+    os.chmod(path, 0o4755)
+
+
 def _make_git(root: bytes) -> None:
     if not os.path.isdir(root + b"/.git"):
         os.mkdir(root + b"/.git")
@@ -110,12 +125,15 @@ class Target:
             "tcp": (_connect, inet, stream, ("127.0.0.1", self.tcp)),
             "udp and dns": (_connect, inet, datagram, ("127.0.0.1", self.udp), b"question"),
             "socket in the file system": (_connect, _socket.AF_UNIX, stream, b"service.sock"),
+            "datagrams to the file system": (_send_from_pair, b"datagrams.sock"),
+            "set-user-id program": (_make_set_user_id, os.environb[b"TMPDIR"] + b"/program"),
             "abstract socket": (_connect, _socket.AF_UNIX, stream, b"\0" + self.token),
             "io_uring": (_call, self.uring, 1, bytes(120)),
             "environment of others": (lambda: _must(SECRET in _read(proc + b"environ")),),
             "memory of others": (lambda: os.close(os.open(proc + b"mem", os.O_RDONLY)),),
             "command line of others": (lambda: _must(self.token in _read(proc + b"cmdline")),),
             "signals": (os.kill, self.pid, 0),
+            "priority of others": (lambda: os.setpriority(os.PRIO_PROCESS, self.pid, os.getpriority(0, self.pid)),),
             "ptrace": (_trace, self.ptrace),
             "new namespaces": (_new_namespace, self.clone),
         }
@@ -168,11 +186,13 @@ def examine(base: bytes, fields: list[bytes], python: list[bytes]) -> None:
     udp = _socket.socket(_socket.AF_INET, _socket.SOCK_DGRAM)
     udp.bind(("127.0.0.1", 0))
     services = []
-    for address in (b"service.sock", b"\0" + token):
-        service = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
+    for address in (b"service.sock", b"\0" + token, b"datagrams.sock"):
+        stream = address != b"datagrams.sock"
+        service = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM if stream else _socket.SOCK_DGRAM)
         os.chdir(base + b"/root")  # an address has room for 107 bytes
         service.bind(address)
-        service.listen(8)
+        if stream:
+            service.listen(8)
         services.append(service)
     victim, ready = _victim(token)
     here = os.fsencode(os.path.dirname(os.path.abspath(__file__)))
