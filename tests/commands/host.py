@@ -2,7 +2,8 @@
 
 die POINT ARGV…   run one command under the key "c", and die at a write of its life: "before identity", …
 starve            let a command end while no file can be opened here; says how it ended
-hold N            run N commands that read until they are told to end; says "ready", then waits to be killed
+hold N [ROOT]     run N commands that read until they are told to end, confined to ROOT if there is one; says "ready",
+                  then waits to be killed
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import sys
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mainstay import Runtime
+from mainstay import Runtime, Workspace
 from mainstay.lifecycle.process import EXTERNAL_REF_SET
 from mainstay.model.write import Advance, Register, Write
 from mainstay.stores.sqlite import SqliteStore
@@ -106,9 +107,11 @@ async def starve(path: str) -> None:
     print(result.status, result.signal, flush=True)
 
 
-async def hold(path: str, number: int) -> None:
+async def hold(path: str, number: int, root: str | None = None) -> None:
+    sandbox = None if root is None else Workspace(root).confinement(path)
     async with Runtime(path) as runtime:
-        await asyncio.gather(*(runtime.command(["cat"], stdin=True, key=str(n)) for n in range(number)))
+        starts = (runtime.command(["cat"], stdin=True, key=str(n), sandbox=sandbox) for n in range(number))
+        await asyncio.gather(*starts)
         print("ready", flush=True)
         await asyncio.Event().wait()
 
@@ -118,4 +121,4 @@ if __name__ == "__main__":
     if what == "starve":
         asyncio.run(starve(store))
     else:
-        asyncio.run(die(store, rest[0], rest[1:]) if what == "die" else hold(store, int(rest[0])))
+        asyncio.run(die(store, rest[0], rest[1:]) if what == "die" else hold(store, int(rest[0]), *rest[1:2]))

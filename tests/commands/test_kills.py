@@ -19,6 +19,8 @@ import pytest
 
 from mainstay import ProcessHandle, Runtime
 from mainstay.commands.job import Job
+from mainstay.commands.sandbox import IMPLEMENTATIONS, examine
+from mainstay.commands.shim import stat_of
 from mainstay.commands.spawner import Spawner, SpawnFailed, StartRequest
 from mainstay.model.command import CommandResult
 from mainstay.model.process import ProcessRow
@@ -186,6 +188,49 @@ async def test_a_killed_host_whose_shim_is_killed_too_leaves_nothing_behind(tmp_
 
     assert (result.status, result.cleanup.verified) == ("lost", True)
     assert not lives(row.record.external_ref["pid"])
+
+
+@pytest.mark.parametrize("also", ["nobody", "shim", "keeper"])
+async def test_a_confined_command_of_a_killed_host_is_adopted_or_ended_with_all_it_has(
+    tmp_path: Path, also: str
+) -> None:
+    """The keeper is process 1 of the command's own processes, which end with it."""
+    if all(examine(how).refused for how in IMPLEMENTATIONS):
+        pytest.skip("no sandbox here")
+    path, root = tmp_path / "store" / "a.db", tmp_path / "root"
+    path.parent.mkdir()
+    root.mkdir()
+    with host(str(path), "hold", "1", str(root)) as child:
+        assert child.stdout is not None
+        assert await asyncio.to_thread(child.stdout.readline) == "ready\n"
+        child.kill()
+    row = await row_of(path, "command.0")
+    assert row is not None
+    leader, shim = row.record.external_ref["pid"], row.record.external_ref["shim"]
+    stat = stat_of(leader)
+    assert stat is not None
+    keeper = stat[1]
+    if also == "keeper" and keeper == shim:
+        os.kill(shim, signal.SIGKILL)  # Landlock alone has none
+    elif also != "nobody":
+        os.kill(shim if also == "shim" else keeper, signal.SIGKILL)
+
+    async with Runtime(path) as runtime:
+        handle: ProcessHandle[Any] = runtime.handle("command.0")
+        if also == "nobody":
+            await handle.signal("stdin", {"text": "once\n", "close": True})
+        result = await handle.result()
+        after = await handle.record()
+
+    told = (result.status, result.stdout, result.signal)
+    if also == "nobody":
+        assert (*told, result.exit_code) == ("exited", "once\n", None, 0)
+    elif also == "shim" or keeper == shim:
+        assert (result.status, result.cleanup.verified) == ("lost", True)
+    else:
+        assert told == ("signaled", "", "SIGKILL")
+    assert (after.attempts, after.takeovers, after.stuck) == (1, 0, None)
+    assert [pid for pid in (leader, keeper, shim) if lives(pid)] == []
 
 
 async def test_a_worker_that_goes_on_late_begins_nothing_where_another_one_went_on(tmp_path: Path) -> None:

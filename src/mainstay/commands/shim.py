@@ -620,8 +620,12 @@ class Shim:
                 pid, status = os.waitpid(-1, os.WNOHANG)
                 if pid == 0:
                     return
-                if pid == self.leader or (self.confined is not None and pid == self.confined.keeper):
+                if pid == self.leader:
                     self._leader_ended(status)
+                elif self.confined is not None and pid == self.confined.keeper:
+                    # It may have told the end since we asked; otherwise it was killed, and the leader with it.
+                    told = self.confined.ended()
+                    self._leader_ended(_signal.SIGKILL if told is None else told)
         except ChildProcessError:
             self.childless = True
 
