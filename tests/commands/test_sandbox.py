@@ -24,7 +24,7 @@ import pytest
 from msgspec.structs import replace
 
 from mainstay import Runtime, Workspace
-from mainstay.commands import shim
+from mainstay.commands import confine, shim
 from mainstay.commands.job import Job, Started
 from mainstay.commands.os_tree import end_lost
 from mainstay.commands.sandbox import (
@@ -398,6 +398,16 @@ async def test_python_finds_this_package_wherever_it_is_installed(runtime: Runti
     handle = await runtime.command([sys.executable, "-c", "import mainstay.testing"], sandbox=sandbox)
 
     assert (await handle.result()).exit_code == 0
+
+
+@pytest.mark.parametrize("name", [b".mainstay", b"config"])
+def test_what_another_command_has_made_to_mount_over_does_for_this_one(tmp_path: Path, name: bytes) -> None:
+    path = os.fsencode(tmp_path) + b"/" + name
+    confine.make_empty(path)
+
+    confine.make_empty(path)
+
+    assert os.path.isdir(path) == (name == b".mainstay")
 
 
 async def test_self_test_is_not_run_on_the_event_loop(runtime: Runtime, tmp_path: Path) -> None:

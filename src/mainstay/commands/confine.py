@@ -588,10 +588,7 @@ class Root:
             except FileNotFoundError:
                 if not make:
                     return -1
-                if name in FOLDERS:
-                    os.mkdir(name, 0o755, dir_fd=folder)
-                else:
-                    os.close(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644, dir_fd=folder))
+                make_empty(name, folder)
                 continue
             if os.fstat(found).st_mode & 0o170000 == 0o120000:
                 raise OSError(40, "a link is where something is protected or hidden")
@@ -606,6 +603,17 @@ class Root:
     def _restrict(self, path: bytes, attributes: int, flags: int = 0) -> None:
         packed = attributes.to_bytes(8, sys.byteorder) + bytes(24)
         self.kernel.do("mount_setattr", -100, path, flags, packed, len(packed))
+
+
+def make_empty(path: bytes, folder: int | None = None) -> None:
+    """Make what is to be mounted over, unless another command that begins at the same moment has made it."""
+    try:
+        if os.path.basename(path) in FOLDERS:
+            os.mkdir(path, 0o755, dir_fd=folder)
+        else:
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644, dir_fd=folder))
+    except FileExistsError:
+        pass
 
 
 def bubblewrap_arguments(rules: Rules) -> list[bytes]:
@@ -641,15 +649,12 @@ def _covering(rules: Rules, mounted: set[bytes], path: bytes, hide: bool, make: 
     names = path[len(root) + 1 :].split(b"/")
     for name in names:
         at += b"/" + name
-        if os.path.islink(at):
-            raise OSError(40, "a link is where something is protected or hidden")
         if not os.path.lexists(at):
             if at != path or not make:
                 return []
-            if name in FOLDERS:
-                os.mkdir(at, 0o755)
-            else:
-                os.close(os.open(at, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
+            make_empty(at)
+        if os.path.islink(at):
+            raise OSError(40, "a link is where something is protected or hidden")
         argv += [b"--bind", at, at] if at != path and at not in mounted else []
         mounted.add(at)
     return [*argv, *([b"--tmpfs", path, b"--remount-ro", path] if hide else [b"--ro-bind", path, path])]
