@@ -5,14 +5,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import secrets
+import sys
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 from workload import Sample, Span, forget_peak, give_back_memory, median, status_mb, tell_ready
 
 from mainstay import ProcessHandle, Runtime
+from mainstay.commands.job import Job, Started
+from mainstay.commands.sandbox import IMPLEMENTATIONS, examine, rules_of
+from mainstay.commands.spawner import Spawner, StartRequest
 from mainstay.model.command import CommandSettings
+from mainstay.model.sandbox import Confinement
 
 TREE = """
 import os, signal
@@ -38,6 +45,7 @@ async def wc(params: Sample) -> Sample:
         "news": _news,
         "tree": _tree,
         "adopted": _adopted,
+        "confined": _confined,
     }
     return await what[params["what"]](params)
 
@@ -76,6 +84,34 @@ async def _starts(params: Sample) -> Sample:
         "shim_mb": max(pss),
         "shims": len(pss),
     }
+
+
+async def _confined(params: Sample) -> Sample:
+    """What each sandbox that this machine has adds to a start, in turns with a start without one."""
+    root = os.path.join(os.path.realpath(params["dir"]), "root")
+    os.makedirs(os.path.join(root, ".git"))
+    own = (os.path.realpath(sys.prefix), sys.base_prefix)
+    usable = [how for how in IMPLEMENTATIONS if not examine(how).refused]
+    confined = {how: rules_of(Confinement((root,), own, (f"{root}/.git",), how=how)) for how in usable}
+    took: dict[str, list[float]] = {how: [] for how in ("plain", *usable)}
+    spawner = Spawner()
+    for _ in range(params["starts"] + 1):
+        for how, seen in took.items():
+            job = Job(Path(params["dir"], Job.new_name()))
+            job.create()
+            request = StartRequest(
+                job.folder, secrets.token_hex(8), ["/bin/true"], {"PATH": "/bin"}, root, rules=confined.get(how, ())
+            )
+            began = time.perf_counter()
+            started = await spawner.start(request)
+            seen.append(1e3 * (time.perf_counter() - began))
+            assert isinstance(started, Started), started
+            ended = await job.wait()
+            assert ended is not None
+            assert ended.code == 0
+    await spawner.close()
+    typical = {how: median(seen[1:]) for how, seen in took.items()}  # the first one starts the spawner
+    return {f"{how}_added_ms": typical[how] - typical["plain"] for how in usable} | {"plain_ms": typical["plain"]}
 
 
 async def _output(params: Sample) -> Sample:

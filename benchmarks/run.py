@@ -89,6 +89,7 @@ ROWS = (
     Row("wcn", {"what": "news", "lines": 40}, disk=True, rounds=3, quick={"lines": 10}),
     Row("wct", {"what": "tree", "processes": 50}, disk=True, rounds=5),
     Row("wca", {"what": "adopted", "units": 50}, disk=True, rounds=3, killed=True),
+    Row("wcx", {"what": "confined", "starts": 50}, disk=True, rounds=3, quick={"starts": 10}),
     Row("wfp", {"what": "paths", "times": 20_000}, disk=True, rounds=3, quick={"times": 2000}),
     Row("wfe", {"what": "edits", "times": 20, "bytes": 1 << 20}, disk=True, rounds=3, quick={"times": 5}),
     Row("wfs", {"what": "search", "files": 20_000}, disk=True, rounds=2, quick={"files": 1000}),

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from mainstay.commands.sandbox import IMPLEMENTATIONS, examine
+
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
 
@@ -106,6 +108,13 @@ def test_commands_are_measured_from_call_to_handle_and_to_the_end(tmp_path: Path
     assert found["output"]["mb_per_s"] > 0
     assert found["news"]["most_ms"] > 0
     assert found["tree"]["processes"] == 5
+
+
+def test_sandboxes_are_measured_against_a_start_without_one(tmp_path: Path) -> None:
+    found = sample(tmp_path, "wc", {"what": "confined", "starts": 1, "dir": str(tmp_path)})
+    usable = {f"{how}_added_ms" for how in IMPLEMENTATIONS if not examine(how).refused}
+    assert found["plain_ms"] > 0
+    assert {name for name in found if name.endswith("_added_ms")} == usable
 
 
 def test_files_of_a_workspace_are_measured(tmp_path: Path) -> None:
