@@ -841,6 +841,11 @@ def test_known_secrets_are_marked_wherever_they_are() -> None:
     assert "opensesame" not in hidden("x=opensesame", ["opensesame"])
 
 
+def test_letters_that_leave_nothing_to_see_are_escapes() -> None:
+    for each in "\u034f\u115f\u1160\u2800\u3164\ufe0f\uffa0\U000e0100":
+        assert visible(f"a{each}b") == "a" + ascii(each)[1:-1] + "b"
+
+
 def test_visible_leaves_what_is_seen() -> None:
     assert visible("a b é 🦉 \\x1b") == "a b é 🦉 \\x1b"
     assert visible("a\u00a0b\u200bc\u2028d\x7f") == "a\\xa0b\\u200bc\\u2028d\\x7f"

@@ -27,20 +27,20 @@ _KEY = secrets.token_bytes(16)
 SHORTEST_SECRET = 4
 
 NAMED = (
-    r"[A-Za-z0-9_-]*(?:passw(?:or)?d|passphrase|secret|token|api[_-]?key|access[_-]?key|private[_-]?key|credentials?)"
-    r"[A-Za-z0-9_-]*"
+    r"[A-Za-z0-9_-]{0,64}(?:passw(?:or)?d|passphrase|secret|token|api[_-]?key|access[_-]?key|private[_-]?key|credentials?)"
+    r"[A-Za-z0-9_-]{0,64}"
 )
 VALUE = r"(?:'(?P<single>[^']+)'|\"(?P<double>[^\"]+)\"|(?P<secret>[^\s\"'&;,]+))"
 SECRETS = (
     re.compile(rf"(?i)(?P<before>(?<![A-Za-z0-9_]){NAMED}[\"']?\s*[=:]\s*){VALUE}"),
     re.compile(rf"(?i)(?P<before>(?<!\S)--?{NAMED}\s+){VALUE}"),
-    re.compile(r"(?P<before>\bmysql\w*\b.*?\s-p)(?P<secret>[^\s\"']+)"),
+    re.compile(r"(?P<before>\bmysql\w{0,20}\b.{0,200}?\s-p)(?P<secret>[^\s\"']+)"),
     re.compile(r"(?P<before>[A-Za-z][A-Za-z0-9+.-]*://[^\s/@:\"']*:)(?P<secret>[^\s/@\"']+)(?=@)"),
     re.compile(r"(?P<before>[A-Za-z][A-Za-z0-9+.-]*://)(?P<secret>[^\s/@:\"']{16,})(?=@)"),
     re.compile(r"(?i)(?P<before>(?:bearer|basic|digest)\s+)(?P<secret>[A-Za-z0-9+/=._~-]{8,})"),
     re.compile(r"(?P<before>(?:^|\s)-u\s*[\"']?[^\s:\"']+:)(?P<secret>[^\s\"']+)"),
     re.compile(
-        r"(?P<before>)(?P<secret>\b(?:sk|pk|rk)[-_](?:[A-Za-z0-9]+[-_])*[A-Za-z0-9]{16,}|\bgh[opusr]_[A-Za-z0-9]{20,}"
+        r"(?P<before>)(?P<secret>\b(?:sk|pk|rk)[-_](?:[A-Za-z0-9]{1,40}[-_]){0,6}[A-Za-z0-9]{16,}|\bgh[opusr]_[A-Za-z0-9]{20,}"
         r"|\bgithub_pat_\w{20,}|\bglpat-[\w-]{16,}|\bxox[abprs]-[\w-]{10,}|\b(?:AKIA|ASIA)[0-9A-Z]{16}\b|\bAIza[\w-]{30,}"
         r"|\bnpm_[A-Za-z0-9]{30,}|\bpypi-[\w-]{30,}|\bhf_[A-Za-z0-9]{20,}|\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*)"
     ),
@@ -49,14 +49,18 @@ SECRETS = (
 """Where a secret is in a text. `before` stays as it is."""
 
 INVISIBLE = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp", "Zs"})
+BLANK = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]")
+"""Letters, marks and signs that leave nothing to see."""
 
 
 def visible(text: str) -> str:
     """A text in which everything is seen: control characters, those that turn the direction of writing, blanks that are
     none, and halves of characters are written as escapes."""
-    return "".join(
-        [each if each == " " or unicodedata.category(each) not in INVISIBLE else _escape(each) for each in text]
-    )
+    return "".join([each if each == " " or not _is_invisible(each) else _escape(each) for each in text])
+
+
+def _is_invisible(each: str) -> bool:
+    return unicodedata.category(each) in INVISIBLE or BLANK.match(each) is not None
 
 
 def _escape(each: str) -> str:
