@@ -115,6 +115,7 @@ async def test_when_its_time_is_over_the_model_is_told_and_the_turn_ends(tmp_pat
         await runtime.wait_idle(SOON)
 
     late = [text for text in model.heard if "is not waited for any longer" in text]
+    assert all("it ends with your turn" in text for text in late)
     assert len(late) <= 1  # a slow machine may take so long to start it that nothing is held at all
     assert ended.text == ("answer 3" if late else "I will wait")
 
@@ -166,6 +167,41 @@ async def test_the_model_is_shown_what_a_command_has_written_since_and_nothing_t
     assert "in 120 seconds" in second[4]
     assert "has ended: exited 0" in model.heard[4]
     assert (ended.text, len(model.heard)) == ("answer 5", 5)
+
+
+async def test_an_update_that_a_crash_kept_from_the_model_is_told_again_as_it_was(tmp_path: Path) -> None:
+    model, clock, asked = Chatty(), VirtualClock(), asyncio.Event()
+
+    async def never(request: ModelRequest) -> str | list[ToolCall]:
+        answer = model(request)
+        if len(model.heard) == 3:
+            asked.set()
+            await asyncio.Event().wait()
+        return answer
+
+    def runtime_of(answer: Any) -> Runtime:
+        agent = Agent(FunctionModel(answer), name="builder", tools=[chatty], wait_for_commands=900)
+        return Runtime(tmp_path / "agent.db", agents=[agent], deps=str(tmp_path), clock=clock)
+
+    first = runtime_of(never)
+    await first.__aenter__()
+    receipt = await (await first.session("chat")).send("make it")
+    await until(lambda: is_parked(first))
+    await until(lambda: any(each.stat().st_size for each in (tmp_path / "agent.db-jobs").glob("*/stdout")))
+    clock.advance(30)
+    await asyncio.wait_for(asked.wait(), SOON)
+    await crash(first)
+    (tmp_path / "more").touch()
+    await until(lambda: any(each.stat().st_size for each in (tmp_path / "agent.db-jobs").glob("*/stderr")))
+    async with runtime_of(model) as second:
+        await until(lambda: len(model.heard) == 4)
+        await until(lambda: is_parked(second))
+        (tmp_path / "go").touch()
+        ended = await asyncio.wait_for((await second.session("chat")).result(receipt.turn_id), SOON)
+
+    assert model.heard[3] == model.heard[2]
+    assert "has ended: exited 0" in model.heard[4]
+    assert ended.text == "answer 5"
 
 
 async def is_looked_at(runtime: Runtime, step: int) -> bool:

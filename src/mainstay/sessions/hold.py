@@ -6,7 +6,7 @@ parked at that point, as one is whose tool waits for processes, and costs no tok
     a command ends        the model is told how, in one message for all of them, and answers again
     it has written        the model is shown what is new, at looks that get rarer, and answers again
     it is silent          the model is told so after five minutes
-    its time is over      the model is told once; from then on nothing is held for that command, which goes on
+    its time is over      the model is told once; from then on nothing is held for that command
     anything is said      the model is told that, and answers again
 
 What a turn is held for is decided in `turn/hold.py`, from its commands, the wait on disk, and the time. Each look
@@ -157,7 +157,8 @@ def _digest(rows: dict[str, ProcessRow], ended: Sequence[str], late: Sequence[st
     for each in ended:
         lines += _ending(rows[each])
     for each in late:
-        lines.append(f"{each} ({_name(rows[each])}) still runs, and is not waited for any longer.")
+        then = "ends with your turn" if rows[each].registration.parent_end == "cancel" else "goes on without it"
+        lines.append(f"{each} ({_name(rows[each])}) still runs, and is not waited for any longer: it {then}.")
     for each in live:
         lines.append(f"{each} ({_name(rows[each])}) still runs: answer, and you are told when it ends.")
     return Message("user", (Text("\n".join(lines)),))
