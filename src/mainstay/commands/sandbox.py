@@ -6,7 +6,7 @@
 
 Each is tried in this order with the attacks of `probe.py`. One that lets a single attack through is not used. The three
 refuse the same; the last one can do less for a command: it cannot cover a store inside of a root, and keeps a root
-read-only unless its host accepts that `.git` is open to changes (`Gap`).
+read-only unless its host accepts that `.git` is open to changes (`SandboxGap`).
 
 `confine.py` makes the sandbox; what is here decides which, and says it what is granted (`rules_of`).
 """

@@ -18,7 +18,7 @@ from mainstay.model import validate
 Implementation: TypeAlias = Literal["bubblewrap", "namespaces", "landlock", "none"]
 """By which means a command is confined. "none": by none, because the host allowed that where there are no others."""
 
-Gap: TypeAlias = Literal["git", "unix_sockets", "attributes"]
+SandboxGap: TypeAlias = Literal["git", "unix_sockets", "attributes"]
 """What a host may accept by name.
 
 "git": commands change what is in `.git`, and without a mount namespace also its configuration and hooks; with one these
@@ -67,7 +67,7 @@ class Confinement(Struct, frozen=True, gc=False, omit_defaults=True):
     hide: tuple[str, ...] = ()
     network: bool = False
     limits: SandboxLimits = SandboxLimits()
-    accept: tuple[Gap, ...] = ()
+    accept: tuple[SandboxGap, ...] = ()
     unsandboxed: bool = False
     how: Implementation | Literal[""] = ""
 
@@ -96,14 +96,14 @@ def read_confinement(given: object) -> Confinement | None:
     return given
 
 
-def check_gaps(accept: object, refuse: type[InvalidCommand] | type[InvalidDefinition]) -> tuple[Gap, ...]:
+def check_gaps(accept: object, refuse: type[InvalidCommand] | type[InvalidDefinition]) -> tuple[SandboxGap, ...]:
     """The gaps that a host accepts, each by a name that exists."""
     if isinstance(accept, Mapping):
         raise refuse(f"accept={quoted(accept):.200} is not usable: give a list")
     found = validate.several(accept, "accept", refuse)
     for each in found:
-        if each not in get_args(Gap):
-            raise refuse(f"accept: there is no gap {quoted(each)}: there are {', '.join(get_args(Gap))}")
+        if each not in get_args(SandboxGap):
+            raise refuse(f"accept: there is no gap {quoted(each)}: there are {', '.join(get_args(SandboxGap))}")
     return found
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from mainstay.errors import InvalidDefinition, quoted
 from mainstay.model import validate
-from mainstay.model.sandbox import Confinement, Gap, SandboxLimits, check_gaps
+from mainstay.model.sandbox import Confinement, SandboxGap, SandboxLimits, check_gaps
 from mainstay.workspace.paths import Paths, check_roots
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class Workspace:
     Commands are confined to it by the operating system (`confinement`), in a sandbox that a self-test of this machine
     chooses. `network`: they may use the host's. `read`: other folders that they may read and run programs from; those
     of the system and of this Python are always among them. `limits`: how much they may use. `accept`: gaps that the
-    host accepts by name (`mainstay.model.sandbox.Gap`). `unsandboxed`: where nothing confines them they run all the
+    host accepts by name (`model.sandbox.SandboxGap`). `unsandboxed`: where nothing confines them they run all the
     same; otherwise they are refused there. `policy` says which of them run, and which a person is asked about; without
     one, that is all that do more than read.
     """
@@ -42,7 +42,7 @@ class Workspace:
         policy: Policy | None = None,
         read: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = (),
         limits: SandboxLimits = NO_LIMITS,
-        accept: Sequence[Gap] = (),
+        accept: Sequence[SandboxGap] = (),
         unsandboxed: bool = False,
     ) -> None:
         validate.flag(hard_links, "hard_links", InvalidDefinition)
