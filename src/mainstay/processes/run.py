@@ -208,7 +208,8 @@ class ProcessJournal(Journal[Advanced]):
         assert isinstance(write, Advance)
         started = write.first and self.row.record.first_started is None
         ours = len(write.events) + started + answer.parked + (write.outcome is not None)
-        if answer.row.record.sequence <= self.read_to + ours:
+        # What came after the write may have been read before its answer: `read_to` never goes back.
+        if self.read_to < answer.row.record.sequence <= self.read_to + ours:
             self.read_to = answer.row.record.sequence
         self.first, self.row = False, answer.row
         if write.events:
@@ -373,16 +374,16 @@ class ProcessRun(Generic[H]):
             await queue.changed.wait()
 
     async def listen(self, listener: ProcessListener, after: int | None = None) -> None:
-        self._listener = listener
-        if self.leaving:
-            listener.leave()
         journal = self.journal
-        # The first event is `process.created`, which no listener needs. `read_to` may be ahead of the row: another task
-        # has read events for the listener before.
-        if after is not None and max(journal.row.record.sequence, journal.read_to) > max(after, 1):
-            async with self._reading:
+        async with self._reading:  # what another task is reading is for the listener before this one
+            self._listener = listener
+            # The first event is `process.created`, which no listener needs. `read_to` may be ahead of the row: another
+            # task has read more.
+            if after is not None and max(journal.row.record.sequence, journal.read_to) > max(after, 1):
                 journal.read_to = after
                 await self._read_events()
+        if self.leaving:
+            listener.leave()
         if self.control.request is None and journal.row.record.cancel is not None:
             self.control.cancel(journal.row.record.cancel)
         if self.control.request is not None:
