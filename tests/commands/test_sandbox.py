@@ -1,7 +1,7 @@
 """Confined commands: they live, end and are ended like others, and nothing that is not granted works.
 
-Every test runs in each sandbox that this machine can make, as the user of the tests. `MAINSTAY_REQUIRE=bwrap` makes
-the absence of bubblewrap a failure.
+Every test runs in each sandbox that this machine can make, as the user of the tests; `tests/programs.py` says what
+becomes of those that it cannot make.
 """
 
 from __future__ import annotations
@@ -44,25 +44,25 @@ from mainstay.model.command import Command
 from mainstay.model.sandbox import Confinement, Implementation, SandboxLimits
 from tests.commands.conftest import WHOLE, Commands, ended
 from tests.kit import until
+from tests.programs import bubblewrap, copied_for_others, missing
 
 NOBODY = 65534
-PROGRAMS = {"bubblewrap": "bwrap", "landlock": "landlock", "namespaces": "namespaces"}
 
 
-def require(how: Implementation) -> None:
+def require(how: Implementation, monkeypatch: pytest.MonkeyPatch) -> None:
     """Skip where this machine has no such sandbox, unless it is required. One that can be made, and lets something
     through, is our fault: its tests run, and fail."""
+    if how == "bubblewrap":
+        monkeypatch.setenv("PATH", f"{bubblewrap().parent}:{os.environ['PATH']}")
     found = examine(how)
-    if (why := found.refused) and not found.attacks:
-        if PROGRAMS[how] in os.environ.get("MAINSTAY_REQUIRE", "").split(","):
-            pytest.fail(f"{how} is required: {why}")
-        pytest.skip(f"{how}: {why}")
+    if found.refused and not found.attacks:
+        missing(how, found.refused)
 
 
 @pytest.fixture(params=IMPLEMENTATIONS)
-def how(request: pytest.FixtureRequest) -> Implementation:
+def how(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Implementation:
     found: Implementation = request.param
-    require(found)
+    require(found, monkeypatch)
     return found
 
 
@@ -133,9 +133,9 @@ def runs_as_nobody(python: str) -> bool:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can run something as another user")
 @pytest.mark.parametrize("how", ["none", *IMPLEMENTATIONS])
-def test_an_unprivileged_user_is_confined_alike(how: Implementation) -> None:
+def test_an_unprivileged_user_is_confined_alike(how: Implementation, monkeypatch: pytest.MonkeyPatch) -> None:
     if how != "none":
-        require(how)
+        require(how, monkeypatch)
     python = next((each for each in PYTHONS if runs_as_nobody(each)), None)
     if python is None:
         pytest.skip("no Python here that another user can run")
@@ -145,6 +145,8 @@ def test_an_unprivileged_user_is_confined_alike(how: Implementation) -> None:
         base.mkdir(mode=0o700)
         for name in ("confine.py", "probe.py", "shim.py"):
             shutil.copy(Path(str(shim.__file__)).with_name(name), here)
+        if how == "bubblewrap":
+            monkeypatch.setenv("PATH", f"{copied_for_others(bubblewrap(), here).parent}:{os.environ['PATH']}")
         Path(folder).chmod(0o755)
         os.chown(base, NOBODY, NOBODY)
         attacks = attack(how, str(base), Programs(str(here), python, str(Path(python).parents[1])), NOBODY)

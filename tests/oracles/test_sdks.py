@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import os
 from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import quote
@@ -19,16 +18,15 @@ from mainstay.aws import Credentials, FrameReader, Signing, signed_headers
 from mainstay.model.llm import ModelResponse
 from mainstay.model.message import Text, ToolCall
 from mainstay.testing.model_server import ModelServer
+from tests.programs import REQUIRED
 from tests.providers.wire import ANSWERS, MODEL
-
-NEEDED = "wire" in os.environ.get("MAINSTAY_REQUIRE", "").split(",")
 
 Read = dict[str, Any]
 """Text, calls and output tokens: what every SDK tells in its own way."""
 
 
 def load(name: str) -> Any:
-    return importlib.import_module(name) if NEEDED else pytest.importorskip(name)
+    return importlib.import_module(name) if "wire" in REQUIRED else pytest.importorskip(name)
 
 
 def ours(response: ModelResponse) -> Read:

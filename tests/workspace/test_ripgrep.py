@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -18,19 +17,15 @@ from mainstay import Runtime, Workspace
 from mainstay.model.command import CommandSettings
 from mainstay.workspace.policy import Policy, Rule
 from mainstay.workspace.ripgrep import widened
+from tests.programs import ripgrep
 from tests.workspace.asking import Conversation, ask, refused
-
-NEEDED = "rg" in os.environ.get("MAINSTAY_REQUIRE", "").split(",")
 
 
 @pytest.fixture
-def rg() -> str:
-    found = shutil.which("rg")
-    if found is None:
-        if NEEDED:
-            pytest.fail("ripgrep is required, and is not there")
-        pytest.skip("ripgrep is not installed")
-    return found
+def rg(monkeypatch: pytest.MonkeyPatch) -> str:
+    found = ripgrep()
+    monkeypatch.setenv("PATH", f"{found.parent}:{os.environ['PATH']}")
+    return str(found)
 
 
 @pytest.fixture
