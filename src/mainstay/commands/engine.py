@@ -192,7 +192,7 @@ class CommandEngine:
         self.store, self.settings, self.watch = store, settings, watch
         self.host = socket.gethostname()
         self.boot = own_boot() if is_supported() else ""
-        self._spawner = Spawner()
+        self.spawner = Spawner()
         path = getattr(store, "path", None)
         self._sandbox = Sandbox(self.jobs, None if path is None else os.fspath(path))
         self._live: dict[str, str] = {}
@@ -204,7 +204,7 @@ class CommandEngine:
 
     async def close(self) -> None:
         """The Runtime is left: its spawner ends. The shims go on."""
-        await self._spawner.close()
+        await self.spawner.close()
 
     # ------------------------------------------------------------------ starting
 
@@ -248,13 +248,23 @@ class CommandEngine:
         command = msgspec.convert(registration.input, Command)
         if command.sandbox is not None:
             check_folders(command.sandbox, command.cwd)
-        check(command.argv, self._environment(command, values), command.cwd)
+        check(command.argv, self.environment_of(command, values), command.cwd)
 
-    def _environment(self, command: Command, values: Mapping[str, str]) -> dict[str, str]:
+    def environment_of(self, command: Command, values: Mapping[str, str]) -> dict[str, str]:
         env = environment(command, os.environ, values, self.settings.inherit)
         if command.sandbox is None or command.sandbox.how == "none":
             return env
         return confined_environment(env, (*command.env, *command.grants))
+
+    async def confined(self, command: Command) -> tuple[Command, list[bytes]]:
+        """The command with its folder and what enforces its sandbox, and the rules for that. Raises
+        SandboxUnavailable."""
+        if command.sandbox is None:
+            return replace(command, cwd=command.cwd or _own_folder()), []
+        chosen = await asyncio.to_thread(self._sandbox.choose, command.sandbox)
+        cwd = command.cwd or _usual_folder(chosen)
+        check_folders(chosen, cwd)
+        return replace(command, sandbox=chosen, cwd=cwd), await asyncio.to_thread(self._sandbox.rules, chosen)
 
     def jobs(self) -> Path:
         """The folder of job folders. Raises CommandsUnavailable where there can be none."""
@@ -279,7 +289,7 @@ class CommandEngine:
             if self.knows(registration):
                 reference = self.new_reference()
                 self._named[process_id] = reference["job"]
-                if (prepared := self._spawner.prepare(bool(registration.input.get("sandbox")))) is not None:
+                if (prepared := self.spawner.prepare(bool(registration.input.get("sandbox")))) is not None:
                     self._shims[process_id] = prepared
         begun = self._begun.get(process_id)
         try:
@@ -352,7 +362,7 @@ class CommandEngine:
     ) -> Started | str:
         """Begin a command: who runs it, or why nothing does. `identified` is called when that is in its folder."""
         try:
-            env = self._environment(command, self._values.get(process_id, {}))
+            env = self.environment_of(command, self._values.get(process_id, {}))
         except InvalidCommand as error:
             return str(error)
         rules: list[bytes] = []
@@ -369,7 +379,7 @@ class CommandEngine:
             command.silence, limit, command.grace, command.strays, rules,
         )  # fmt: skip
         try:
-            started = await self._spawner.start(request, self._shims.pop(process_id, None), identified)
+            started = await self.spawner.start(request, self._shims.pop(process_id, None), identified)
         except CommandsUnavailable as error:
             return str(error)
         except RuntimeClosed:

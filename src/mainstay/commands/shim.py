@@ -10,7 +10,7 @@ What a shim knows is in the job folder, which `job.py` reads:
     lock      flocked by the shim alone, for as long as it lives
     started   made empty by the shim that may begin the command, then replaced by the identities of shim and leader,
               then the leader is let go. A folder that has this file begins nothing any more
-    stdout    what the command wrote, byte by byte (with a terminal: all of it)
+    stdout    what the command wrote, byte by byte (with a terminal: all of it; empty where it writes to a pipe of ours)
     stderr
     index     in which order: entries of ENTRY bytes, flushed INDEX_LATE seconds late at most
     status    how it ended: written beside, synced and renamed. Its blocks are reserved before the command begins
@@ -32,6 +32,10 @@ The phases, each with one way on:
 
 A kill, a timeout or a limit goes from RUNNING to TERMINATING. Nothing waits for the end of a pipe: a process elsewhere
 may hold it.
+
+A command may be *bound* to its Runtime: two pipes come with the request, and are its stdin and stdout. The shim reads
+neither, and keeps the reading end of the first only to see that the Runtime has closed the other, or died. The command
+then has `grace` seconds to leave by itself.
 """
 
 from __future__ import annotations
@@ -210,9 +214,9 @@ def spawn_shims(parent: int) -> None:
                 os.setsid()
                 _ctypes.call_function(prctl, (PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
                 _named(b"mainstay-shim")
-                body = _read_request(fd)
+                body, pipes = _read_request(fd)
                 if body is not None:
-                    Shim(unpack(body), boot, fd).run()
+                    Shim(unpack(body), boot, fd, pipes).run()
             finally:
                 os._exit(0)
         os.close(fd)
@@ -236,18 +240,24 @@ def _named(name: bytes) -> None:
     os.close(fd)
 
 
-def _read_request(fd: int) -> bytes | None:
-    """None if the Runtime went before the request was whole: then nothing begins."""
-    data = bytearray()
+def _read_request(fd: int) -> tuple[bytes | None, list[int]]:
+    """The request, and the pipes that came with it. None if the Runtime went before it was whole: nothing begins."""
+    data, pipes = bytearray(), list[int]()
     need = 4
-    while len(data) < need:
-        more = os.read(fd, 1 << 16)
-        if not more:
-            return None
-        data += more
-        if len(data) >= 4:
-            need = 4 + int.from_bytes(data[:4], "little")
-    return bytes(data[4:need])
+    socket = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM, 0, fd)
+    try:
+        while len(data) < need:
+            more, rights, _, _ = socket.recvmsg(1 << 16, _socket.CMSG_SPACE(8), _socket.MSG_CMSG_CLOEXEC)
+            if not more:
+                return None, pipes
+            data += more
+            for _, _, numbers in rights:
+                pipes += [int.from_bytes(numbers[at : at + 4], sys.byteorder) for at in range(0, len(numbers), 4)]
+            if len(data) >= 4:
+                need = 4 + int.from_bytes(data[:4], "little")
+    finally:
+        socket.detach()
+    return bytes(data[4:need]), pipes
 
 
 # ---------------------------------------------------------------------- shim
@@ -353,7 +363,7 @@ class Connection:
 class Shim:
     """One command. Everything happens in one thread, in `run`; a signal only wakes it up."""
 
-    def __init__(self, request: list[bytes], boot: bytes, answer: int) -> None:
+    def __init__(self, request: list[bytes], boot: bytes, answer: int, pipes: list[int]) -> None:
         self.folder, self.token, self.cwd, options, rules, count = request[:6]
         self.argv, self.env = request[6 : 6 + int(count)], request[6 + int(count) :]
         self.rules = rules
@@ -377,7 +387,9 @@ class Shim:
         self.streams: dict[int, int] = {}
         self.connections: dict[int, Connection] = {}
         self.verdict: tuple[int, ...] = ()
-        self.terminal = self.stdin = -1
+        self.pipes = pipes
+        self.bound = self.terminal = self.stdin = -1
+        self.unbound_at: float | None = None
         self.stdin_queue = bytearray()
         self.stdin_last, self.stdin_closing = 0, False
 
@@ -441,6 +453,8 @@ class Shim:
             self.verdict = self.confined.verdict()
         for fd in (self.failure, self.wake, self.control.fileno(), *self.streams, *self.verdict):
             self.poll.register(fd, select.POLLIN)
+        if self.bound >= 0:
+            self.poll.register(self.bound, 0)  # its hang-up; what is to be read there is the command's
 
     def _claim(self) -> None:
         # A reader that asks whether the lock is held takes it for an instant.
@@ -468,6 +482,11 @@ class Shim:
             theirs = (slave, slave, slave)
             self.streams = {self.terminal: OUT}
             self.stdin = self.terminal
+        elif self.pipes:
+            self.bound, out_theirs = self.pipes
+            err, err_theirs = os.pipe2(os.O_CLOEXEC)
+            self.streams = {err: ERR}
+            theirs = (self.bound, out_theirs, err_theirs)
         else:
             out, out_theirs = os.pipe2(os.O_CLOEXEC)
             err, err_theirs = os.pipe2(os.O_CLOEXEC)
@@ -491,7 +510,7 @@ class Shim:
             os.close(self.go)
             os.close(self.lock)
             run_leader(leader, self.confined)
-        for fd in {*theirs, failure_theirs, go_theirs} - {0}:
+        for fd in {*theirs, failure_theirs, go_theirs} - {0, self.bound}:
             os.close(fd)
         self.env, self.argv, self.rules = [], [], b""  # values may be secrets
         if self.leader < 0:
@@ -557,6 +576,9 @@ class Shim:
                 self._read_stream(fd)
             elif fd == self.stdin:
                 self._write_stdin()
+            elif fd == self.bound:
+                self.poll.unregister(fd)
+                self.unbound_at = time.monotonic()
             elif fd == self.wake:
                 os.read(fd, 4096)
             elif fd == self.failure:
@@ -582,6 +604,8 @@ class Shim:
             for name, since in ((b"timeout", self.began), (b"silence", self.heard)):
                 if name in self.option:
                     due.append(since + float(self.option[name]))
+            if self.unbound_at is not None:
+                due.append(self.unbound_at + self.grace)
         elif self.phase == KILLING:
             due.append(now + KILL_PASS)
         elif self.phase == DRAINING:
@@ -609,8 +633,8 @@ class Shim:
             os.close(fd)
             return
         self.heard = time.monotonic()
-        if not self.output.keep(self.streams[fd], data, self.heard):
-            self._kill(b"killed output_limit", self.grace)
+        if not self.output.keep(self.streams[fd], data, self.heard) and self.bound < 0:
+            self._kill(b"killed output_limit", self.grace)  # of a bound one, what is too much is not kept
 
     def _reap(self) -> None:
         if self.confined is not None and (status := self.confined.ended()) is not None:
@@ -680,6 +704,8 @@ class Shim:
             self._kill(b"timed_out wall", self.grace)
         elif b"silence" in self.option and now >= self.heard + float(self.option[b"silence"]):
             self._kill(b"timed_out silence", self.grace)
+        elif self.unbound_at is not None and now >= self.unbound_at + self.grace:
+            self._kill(b"killed its Runtime does not write to it any more", self.grace)
         elif now >= self.folder_due:
             self.folder_due = now + FOLDER_CHECK
             if os.fstat(self.lock).st_nlink == 0:

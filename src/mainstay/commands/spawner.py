@@ -63,7 +63,8 @@ class StartRequest:
 
     `token` is in the command's environment, to find its processes by. `pty` is rows and columns. `timeout` and
     `silence` are seconds, `output_limit` is bytes of both streams together; they hold though no Runtime lives. `rules`
-    are those of its sandbox (`sandbox.rules_of`); without any it is not confined.
+    are those of its sandbox (`sandbox.rules_of`); without any it is not confined. `pipes` are the ends that become its
+    stdin and stdout: it is then bound to whoever has the others, and ends when these are closed.
     """
 
     folder: Path
@@ -79,6 +80,7 @@ class StartRequest:
     grace: float = 2.0
     strays: Literal["kill", "leave"] = "kill"
     rules: Sequence[bytes] = ()
+    pipes: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +214,7 @@ class Spawner:
             for number in range(TRIES):
                 first = prepared if number == 0 else None
                 ours = await (self._fork_shim(kind) if first is None else first.wait_forked())
-                answer = None if ours is None else await self._send(ours, message, identified)
+                answer = None if ours is None else await self._send(ours, message, request.pipes, identified)
                 if answer is not None:
                     return answer
                 # The shim held the socket until its end, so there is none. The folder says how far it got.
@@ -272,12 +274,18 @@ class Spawner:
         return ours
 
     async def _send(
-        self, ours: socket.socket, message: bytes, identified: Callable[[Started], None] | None
+        self,
+        ours: socket.socket,
+        message: bytes,
+        pipes: tuple[int, int] | None,
+        identified: Callable[[Started], None] | None,
     ) -> Started | SpawnFailed | None:
         """One try; None if the socket ended without an answer."""
         loop, answer, started = asyncio.get_running_loop(), bytearray(), None
         with ours:
             try:
+                if pipes is not None:  # they go with the first byte, for which a new socket has room
+                    message = message[socket.send_fds(ours, [message[:1]], pipes) :]
                 await loop.sock_sendall(ours, message)
                 while data := await loop.sock_recv(ours, 1 << 16):
                     answer += data

@@ -1,0 +1,50 @@
+"""Programs that serve one Runtime over their stdin and stdout, and end with it.
+
+A command outlives its Runtime, and what it writes goes to files. A bound command is the other kind: its stdin and
+stdout are pipes of the Runtime, nothing of it is in the store, and it ends when these are closed, whether the Runtime
+was left or killed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from mainstay.model.command import Command
+
+
+class BoundCommand(Protocol):
+    """One such program. `stdin` and `stdout` are descriptors, which do not block and are its caller's to close."""
+
+    @property
+    def stdin(self) -> int: ...
+
+    @property
+    def stdout(self) -> int: ...
+
+    @property
+    def pid(self) -> int: ...
+
+    async def complaints(self) -> str:
+        """The last of what it wrote to stderr."""
+        ...
+
+    async def end(self) -> None:
+        """Wait until nothing of it lives: it leaves by itself when its stdin is closed, or is killed with all that it
+        began. What is left of its folder is removed."""
+        ...
+
+
+class BoundCommands(Protocol):
+    """Begins them, by the rules of commands: their environment, their sandbox, their tree."""
+
+    async def start(self, label: str, command: Command, values: Mapping[str, str]) -> BoundCommand:
+        """Begin a program. `values` are those of its grants, which are not stored.
+
+        Raises InvalidCommand where it could never begin, and CommandsUnavailable where it cannot begin here or now.
+        """
+        ...
+
+    async def end_leftovers(self) -> int:
+        """End what Runtimes left behind that are dead, by the identities in their folders; how many."""
+        ...
