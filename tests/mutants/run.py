@@ -56,6 +56,7 @@ TESTS = {
     "confine-to-nothing": ["tests/commands/test_sandbox.py", "-k", "unless_the_host_allows"],
     "show-the-store": ["tests/commands/test_sandbox.py", "-k", "attack_is_refused"],
     "show-secrets": ["tests/workspace/test_approvals.py", "-k", "secret"],
+    "show-secrets-to-plugins": ["tests/workspace/test_shown_secrets.py", "-k", "see_marks"],
 }
 TWO = ("drop-fencing", "acknowledge-before-commit")
 

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from enum import StrEnum
+from secrets import token_bytes
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -71,6 +72,7 @@ from mainstay.model.record import (
     Started,
 )
 from mainstay.model.search import SearchPage
+from mainstay.model.secrets import Marks
 from mainstay.model.session import ListedSession, SessionRow, label
 from mainstay.model.tool import Cancelled, OutcomeUnknown, ToolRecord
 from mainstay.model.transcript import Transcript
@@ -470,13 +472,14 @@ def _print_turn(out: Console, shown: ShownTurn, shared: bool = False, state: str
         _print_message(out, message, shown.turn.said)
         for call in made.pop(0)[1] if made and made[0][0] == message else ():
             if closed is None and call.call_id not in ended:
-                text_line(out, f"  … {whole_call(call.tool, call.args)}", "yellow")
+                text_line(out, f"  … {whole_call(call.tool, shown_args(call))}", "yellow")
                 continue
             kind = outcome_kind(call.outcome)
             again = f" ({call.attempts} attempts, {call.repeated} repeated)" if call.attempts > 1 else ""
             # A person may still settle a call whose end was not seen.
             unknown = isinstance(call.outcome, OutcomeUnknown)
-            what = whole_call(call.tool, call.args) if unknown else call_text(call.tool, call.args, 66)
+            args = shown_args(call)
+            what = whole_call(call.tool, args) if unknown else call_text(call.tool, args, 66)
             text_line(out, f"  {MARKS[kind]} {what}{again}", STYLES[kind])
             text_line(out, f"      {kind}: {brief(outcome_words(call.outcome), 64)}", "dim")
     for failed in [each for call in model_calls(shown.turn.records) for each in call.attempts if each.code]:
@@ -487,6 +490,14 @@ def _print_turn(out: Console, shown: ShownTurn, shared: bool = False, state: str
     else:
         kind = outcome_kind(view.outcome)
         text_line(out, f"  {kind}{_why(view)} · {_usage(view.usage)}", STYLES.get(kind, ""))
+
+
+def shown_args(call: ToolRecord) -> dict[str, Any]:
+    """The arguments of a call without secrets: as its tool hides them, or, where it never began, by their shape."""
+    if call.shown is not None or call.attempts:
+        return call.args if call.shown is None else call.shown
+    marks = Marks(token_bytes(16))
+    return {name: marks.hide_all(value) for name, value in call.args.items()}
 
 
 def _by_reply(records: Sequence[Record], calls: Sequence[ToolRecord]) -> list[tuple[Message, list[ToolRecord]]]:

@@ -310,7 +310,10 @@ class ModelCaller:
             elif isinstance(delta, ModelResponse):
                 response = delta
             elif isinstance(delta, CallPiece):
-                fields = {"tool": clean_text(delta.name), "text": clean_text(delta.text), "index": delta.index}
+                entry = run.agent.catalog.get(delta.name)
+                # A secret may be cut in two: what such a call is given is shown when it begins.
+                piece = "" if entry is not None and entry.hides else clean_text(delta.text)
+                fields = {"tool": clean_text(delta.name), "text": piece, "index": delta.index}
                 run.events.emit(ToolCallDelta, step=step, **fields)
                 size += len(delta.text)
             else:

@@ -146,7 +146,7 @@ def turn_view(turn_id: str, records: Iterable[Record]) -> TurnView:
         elif isinstance(record, Replied | Called):
             calls |= _asked(turn_id, record)
         elif isinstance(record, Started):
-            calls[record.call] = replace(calls[record.call], args=record.args)
+            calls[record.call] = replace(calls[record.call], args=record.args, shown=record.shown)
         elif isinstance(record, Faltered) and record.call and record.attempt:
             ran = Cancelled("runtime", "the turn ended before the next attempt")
             calls[record.call] = replace(calls[record.call], outcome=ran, attempts=record.attempt)

@@ -41,7 +41,9 @@ class ReasoningDelta(LiveEvent, frozen=True, gc=False, tag="reasoning_delta"):
 
 
 class ToolCallDelta(LiveEvent, frozen=True, gc=False, tag="tool_call_delta"):
-    """A model writes a call: a piece of the arguments' JSON. `index` counts the calls of the step. Nothing runs yet."""
+    """A model writes a call: a piece of the arguments' JSON. `index` counts the calls of the step. Nothing runs yet.
+
+    `text` is empty where the arguments of the tool may hold secrets."""
 
     tool: str = ""
     text: str = ""

@@ -123,6 +123,7 @@ class Started(Struct, frozen=True, gc=False, tag="started.1", omit_defaults=True
 
     `background`: it runs as a process, whose id is the call's. `approved` says who approved of it, `answer` who had it
     run again. `store` is the id of the store that the call's first attempt started in; later attempts go by that one.
+    `shown` are the arguments with marks in place of secrets, where they hold any.
     """
 
     call: str
@@ -137,6 +138,7 @@ class Started(Struct, frozen=True, gc=False, tag="started.1", omit_defaults=True
     background: bool = False
     answer: Answered | None = None
     store: str = ""
+    shown: dict[str, Any] | None = None
 
 
 class Called(Struct, frozen=True, gc=False, tag="called.1", omit_defaults=True):

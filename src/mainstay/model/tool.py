@@ -157,7 +157,8 @@ ToolOutcome: TypeAlias = Ok | Failed | Denied | Cancelled | OutcomeUnknown
 
 
 class ToolRecord(Struct, frozen=True, gc=False, omit_defaults=True):
-    """One tool call of a turn, as a person reads it."""
+    """One tool call of a turn, as a person reads it. `shown` are its arguments for those who watch, where they hold
+    secrets."""
 
     call_id: str
     tool: str
@@ -167,6 +168,7 @@ class ToolRecord(Struct, frozen=True, gc=False, omit_defaults=True):
     repeated: int = 0
     duration_ms: int = 0
     artifacts: tuple[Artifact, ...] = ()
+    shown: dict[str, Any] | None = None
 
     @property
     def value(self) -> Any:

@@ -43,6 +43,7 @@ from mainstay.plugins.decisions import (
     strength,
 )
 from mainstay.plugins.hooks import FilterContext, FilterKind, Plugin, ToolCallContext, ToolEndContext
+from mainstay.plugins.shown_args import ShownArgs
 
 T = TypeVar("T")
 
@@ -382,9 +383,12 @@ def _something(plugin: Plugin, answer: Any) -> Any:
 
 
 async def before_tool_call(
-    hooks: Hooks, context: Callable[[dict[str, Any], bool], ToolCallContext], args: dict[str, Any]
+    hooks: Hooks,
+    context: Callable[[dict[str, Any], bool], ToolCallContext],
+    args: dict[str, Any],
+    hiding: ShownArgs | None = None,
 ) -> Verdict:
-    """Ask all plugins about a call that has not begun."""
+    """Ask all plugins about a call that has not begun. `args` are what they see of its arguments."""
     chain, fold = HookChain(hooks), None
 
     async def calls() -> dict[str, Any]:
@@ -403,7 +407,7 @@ async def before_tool_call(
             if len(replaced) > 1:
                 raise ConflictingPlugins(f"plugin {plugin.id!r} replaced the arguments twice", plugin.id)
             if replaced:
-                current = replaced[0]
+                current = replaced[0] if hiding is None else hiding.seen(replaced[0])
                 fold.decisions.append(Decision(plugin.id, fold.seam, "replace_tool_args", current))
                 for earlier in hooks.entries[:index]:
                     await _inspect(chain, fold, plugin, earlier, context(copied(current), True))

@@ -67,6 +67,7 @@ from mainstay.plugins.hooks import (
     ViewContext,
 )
 from mainstay.plugins.registry import Kept, PluginSession, revision_of
+from mainstay.plugins.shown_args import ShownArgs
 from mainstay.ports.process import Leaving
 from mainstay.ports.services import StreamEnd, TurnServices
 from mainstay.turn.prompt import compose
@@ -291,14 +292,18 @@ class TurnPlugins:
 
     # ------------------------------------------------------------------ tool calls
 
-    async def before_call(self, call_id: str, tool: ToolSpec, args: dict[str, Any]) -> decisions.Verdict:
+    async def before_call(
+        self, call_id: str, tool: ToolSpec, args: dict[str, Any], hiding: ShownArgs | None = None
+    ) -> decisions.Verdict:
         known = self._session.shown.get(tool.name)
         shown = known[1] if known is not None and known[0] is tool else self._session.show(tool)
         base = (*self._base, self._host.at(f"{call_id}.before"), call_id, shown)
-        asked = self._table["before_tool_call"]
+        asked, visible = self._table["before_tool_call"], args if hiding is None else hiding.shown(args)
         verdict = await before_tool_call(
-            asked, lambda now, again: ToolCallContext(*base, now, again, metadata=self._metadata), args
+            asked, lambda now, again: ToolCallContext(*base, now, again, metadata=self._metadata), visible, hiding
         )
+        if hiding is not None:
+            verdict = replace(verdict, args=args if verdict.args is visible else hiding.restored(verdict.args))
         if verdict.asides:
             await self._asides("before_tool_call", verdict.asides, f"{call_id}.before")
         return verdict

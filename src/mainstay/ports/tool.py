@@ -13,6 +13,7 @@ from msgspec import Struct
 from mainstay.model.command import READ_BYTES, CommandOptions, CommandOwner, CommandResult, Output, Stream
 from mainstay.model.edit import FileRestore, UndoneFile
 from mainstay.model.process import AwaitOutput, ParentEnd, ProcessRow, WakePolicy
+from mainstay.model.secrets import Marks
 from mainstay.model.tool import PreparedCall, ToolOutcome, ToolRecord, ToolSpec
 
 
@@ -66,6 +67,16 @@ class EditsFiles(Protocol):
 
         `earlier` is content by its digest; `store` is the file of the store, which is off limits.
         """
+        ...
+
+
+@runtime_checkable
+class HidesSecrets(Protocol):
+    """A set of tools whose arguments may hold secrets."""
+
+    def shown_args(self, call: PreparedCall, marks: Marks) -> Mapping[str, Any]:
+        """The arguments of a call as plugins, events and `mainstay show` see them: with `marks.mark(secret)`, or
+        `marks.hide(text)`, in the place of secrets. It is asked before `prepare`, too, and has no effect."""
         ...
 
 

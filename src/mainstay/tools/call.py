@@ -40,11 +40,12 @@ from mainstay.model.session import Answer, WaitRow
 from mainstay.model.tool import Artifact, Cancelled, Failed, Ok, OutcomeUnknown, PreparedCall, ToolOutcome, ToolSpec
 from mainstay.model.transcript import NEVER_RAN
 from mainstay.plugins.calls import withheld
+from mainstay.plugins.shown_args import ShownArgs
 from mainstay.plugins.turn import plugins_of
 from mainstay.ports.host import Clock, Random
 from mainstay.ports.services import ToolHost, TurnServices
 from mainstay.ports.store import OnDisk, Store
-from mainstay.ports.tool import Handles, Parking, WaitEnd
+from mainstay.ports.tool import Handles, HidesSecrets, Parking, WaitEnd
 from mainstay.tools.artifacts import SessionArtifacts
 from mainstay.tools.attempt import (
     BEGIN,
@@ -301,9 +302,9 @@ class ActiveCall(CallHost):
     It has an outcome, or it runs (`task` carries out what it needs, until one attempt has ended; `late`: it was given
     up although it goes on), or it waits for an answer from outside (`pending` is what is asked). `asked` is the call
     with the arguments that it runs with, `ready` how it is prepared. `context` and `interruption` belong to the attempt
-    under way. `answer` is how a wait ended and is not recorded yet. `decisions` and `said` are what plugins decided and
-    said, until a record carries it. `artifacts` were put by a deferred call, whose body was over before. `past` is the
-    wait for processes that its body was unwound in.
+    under way. `answer` is how a wait ended and is not recorded yet. `hiding` shows its arguments where they hold
+    secrets. `decisions` and `said` are what plugins decided and said, until a record carries it. `artifacts` were put
+    by a deferred call, whose body was over before. `past` is the wait for processes that its body was unwound in.
     """
 
     __slots__ = (
@@ -317,6 +318,7 @@ class ActiveCall(CallHost):
         "began",
         "context",
         "decisions",
+        "hiding",
         "id",
         "interruption",
         "key",
@@ -346,6 +348,7 @@ class ActiveCall(CallHost):
         self.began: float | None = None
         self.late = False
         self.decisions: tuple[Decision, ...] = ()
+        self.hiding: ShownArgs | None = None
         self.said: tuple[Message, ...] = ()
         self.artifacts: tuple[Artifact, ...] = ()
         self.past: PastWait | None = None
@@ -466,6 +469,8 @@ class ActiveCall(CallHost):
         It wakes the round as its last step: a done callback would do so one pass of the event loop later.
         """
         try:
+            if self.ready is not None and self.ready.entry.hides:
+                self.hiding = await self._hiding(self.asked.name)
             match need:
                 case RunBody():
                     return await self._run_body()
@@ -504,7 +509,7 @@ class ActiveCall(CallHost):
             found = await prepared(ready, context)
             blobs = tuple([artifact.digest for artifact in context.close()])
             if not isinstance(found, Ready):
-                return AttemptResult(await self.filtered(ready.entry.spec, ready.call.args, found))
+                return AttemptResult(await self.filtered(ready.entry.spec, self._shown(ready.call.args), found))
             if found.call.ask and (self.answer is None or self.answer.verdict != "approved"):
                 return NeedsApproval(call, found.call.ask, found.call.approves)
             # Where plugins asked, the person approved the arguments: these are the same, see `answered`.
@@ -517,6 +522,7 @@ class ActiveCall(CallHost):
             await shared.admission.take(needs)
         told, self.answer = self.answer, None
         approved = told is not None and told.verdict == "approved"
+        shown = self._shown(ready.call.args)
         started = Started(
             call.call,
             ready.call.args,
@@ -530,6 +536,7 @@ class ActiveCall(CallHost):
             spec.background,
             None if approved else told,
             "" if call.store else store,
+            None if shown is ready.call.args else shown,
         )
         try:
             run.record(started, blobs)
@@ -558,15 +565,16 @@ class ActiveCall(CallHost):
         context = self.context = self.open_context(ready, call.attempts, call.store)
         interruption = self.interruption = Interruption()
         shared.running[self.id], self.began = spec.name, shared.clock.monotonic()
+        args = ready.call.args if self.hiding is None else self.hiding.shown(ready.call.args)
         if self.past is None:
-            run.events.emit(ToolStarted, call_id=self.id, tool=call.name, args=ready.call.args, attempt=call.attempts)
+            run.events.emit(ToolStarted, call_id=self.id, tool=call.name, args=args, attempt=call.attempts)
         timer, loop = None, asyncio.get_running_loop()
         if spec.timeout is not None:
             timer = loop.call_later(spec.timeout, self._expire, spec.timeout)
         threaded = tool is not None and not tool.is_async
         ended = functools.partial(shared.admission.release_from_thread, loop, needs) if threaded else None
         try:
-            rules = self.output_rules(spec, ready.call.args)
+            rules = self.output_rules(spec, args)
             result = await execute(ready, context, shared.threads, rules, interruption, ended)
         except ParkCall as parked:
             return parked.where
@@ -593,7 +601,7 @@ class ActiveCall(CallHost):
             await self._confirm_owner()
         self.interruption = Interruption(over=True)  # a registration under way is not to be stopped half-way
         self.began = self.shared.clock.monotonic()
-        args = call.args if ready is None else ready.call.args
+        args = self._shown(call.args if ready is None else ready.call.args)
         attempt = max(self.run.machine.state.calls[self.key].attempts, 1)
         self.run.events.emit(ToolStarted, call_id=self.id, tool=call.name, args=args, attempt=attempt)
         outcome = await self._registered(self.shared.handles(self.run, self.id, None))
@@ -620,7 +628,9 @@ class ActiveCall(CallHost):
 
     async def returned(self, outcome: Ok | Failed) -> AttemptResult:
         """What an answer from outside says that the call returned: it passes plugins and the budget like any output."""
-        spec, args, plugins = self.spec, self.asked.args, self.plugins
+        spec, plugins = self.spec, self.plugins
+        self.hiding = await self._hiding(self.asked.name)
+        args = self._shown(self.asked.args)
         if isinstance(outcome, Ok):
             return await returned(outcome.value, self.output_rules(spec, args))
         if plugins is None or not plugins.looks:
@@ -888,15 +898,27 @@ class ActiveCall(CallHost):
             raise EndsAs(_approval_needed(name))
         return found.call, found.entry.spec
 
-    # ------------------------------------------------------------------ what plugins say
+    # ------------------------------------------------------------------ what plugins are shown, and say
+
+    async def _hiding(self, name: str) -> ShownArgs | None:
+        """What shows the arguments of a call of this tool, where they may hold secrets."""
+        entry = self.run.agent.catalog.get(name)
+        if entry is None or not isinstance(entry.provider, HidesSecrets):
+            return None
+        return ShownArgs(entry.provider, entry.spec, self.id, await self.shared.store.secret())
+
+    def _shown(self, args: dict[str, Any]) -> dict[str, Any]:
+        return args if self.hiding is None else self.hiding.shown(args)
 
     async def vet(self, asked: AskedCall, spec: ToolSpec) -> AttemptResult | NeedsApproval | tuple[AskedCall, Ready]:
         """How a call ends that plugins do not let begin, or whom it waits for; else the call as they left it."""
         assert self.plugins is not None
-        verdict = await self.plugins.before_call(self.id, spec, asked.args)
+        hiding = await self._hiding(asked.name)
+        verdict = await self.plugins.before_call(self.id, spec, asked.args, hiding)
         self.decisions = verdict.decisions
         if verdict.outcome is not None:
-            return AttemptResult(await self.filtered(spec, verdict.args, verdict.outcome))
+            args = verdict.args if hiding is None else hiding.shown(verdict.args)
+            return AttemptResult(await self.filtered(spec, args, verdict.outcome))
         if verdict.args is not asked.args:
             asked = replace(asked, args=verdict.args, raw=None)
         ready = checked(self.run.agent.catalog, asked, self.id)
@@ -934,7 +956,7 @@ class ActiveCall(CallHost):
             end = end.otherwise
         if stop is not None and not isinstance(end, Failed):
             return result  # our own words: the body said nothing
-        return AttemptResult(await self.review(spec, ready.call.args, end), result.blobs)
+        return AttemptResult(await self.review(spec, self._shown(ready.call.args), end), result.blobs)
 
     def output_rules(self, spec: ToolSpec | None, args: dict[str, Any]) -> OutputRules:
         """What a returned value passes, also when its tool is gone meanwhile: plugins, then the budget."""

@@ -23,7 +23,7 @@ from mainstay.errors import InvalidDefinition, UnknownTool
 from mainstay.model.codec import clean, decode, encode, error_text
 from mainstay.model.session import ToolState, edited_tools
 from mainstay.model.tool import ToolSpec
-from mainstay.ports.tool import ToolProvider
+from mainstay.ports.tool import HidesSecrets, ToolProvider
 from mainstay.tools.check import contract_fault
 from mainstay.tools.define import Tool, as_tool
 
@@ -34,12 +34,14 @@ class ToolEntry(Struct, frozen=True):
     """One callable tool: a function of ours, or a member of a provider's set.
 
     `fault` is why its input schema is no contract that arguments could be held to. It is then shown to no model.
+    `hides`: its set knows where arguments hold secrets.
     """
 
     spec: ToolSpec
     tool: Tool[..., Any] | None = None
     provider: ToolProvider | None = None
     fault: str | None = None
+    hides: bool = False
 
 
 def _offered(provider: ToolProvider) -> list[object]:
@@ -135,7 +137,7 @@ class Catalog:
         fault = contract_fault(spec.input_schema)
         if fault is not None:
             log.warning("tool %s cannot be called: %s", spec.name, fault)
-        return ToolEntry(spec, provider=provider, fault=fault)
+        return ToolEntry(spec, provider=provider, fault=fault, hides=isinstance(provider, HidesSecrets))
 
     @staticmethod
     def _add(entries: dict[str, ToolEntry], entry: ToolEntry) -> None:

@@ -40,6 +40,7 @@ from mainstay.engine.control import CANCEL_GRACE
 from mainstay.errors import ToolError, UndoRefused
 from mainstay.model.codec import convert
 from mainstay.model.edit import PAYLOAD, EditPlan, FileRestore, UndoneFile
+from mainstay.model.secrets import Marks, hide_argv
 from mainstay.model.tool import OutcomeUnknown, OutputBudget, PreparedCall, ToolSpec
 from mainstay.ports.tool import CallContext
 from mainstay.tools.attempt import EndsAs
@@ -195,6 +196,11 @@ class FileTools:
             claims.release(path, call.call_id)
             raise
         return with_changes(call, payload={PAYLOAD: plan})
+
+    def shown_args(self, call: PreparedCall, marks: Marks) -> Mapping[str, Any]:
+        """What plugins and events see: the arguments without the secrets of a command. What is written to files is
+        shown as it is, because plugins guard that, too."""
+        return {**call.args, **_without_secrets(call.name, call.args, marks)}
 
     async def execute(self, call: PreparedCall, ctx: CallContext) -> Any:
         """Run a tool."""
@@ -379,6 +385,20 @@ class FileTools:
                 return work(paths, place)
 
         return await _in_thread(run)
+
+
+def _without_secrets(name: str, args: Mapping[str, Any], marks: Marks) -> dict[str, Any]:
+    """The arguments of a call that may hold secrets, with marks in their place. What is typed into a command is one as
+    a whole: nothing tells an answer to a question for a password from any other."""
+    if name == "write_stdin":
+        text = args.get("text")
+        return {"text": marks.mark(text)} if text and isinstance(text, str) else {}
+    command = args.get("command")
+    if isinstance(command, str):
+        return {"command": marks.hide(command)}
+    if isinstance(command, list) and all(isinstance(each, str) for each in command):
+        return {"command": hide_argv(command, marks)}
+    return {}
 
 
 def read_plan(payload: Any) -> EditPlan | None:

@@ -13,6 +13,7 @@ What was decided is in what is written next, so nobody is asked again once that 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
 from collections.abc import Sequence
@@ -37,8 +38,10 @@ from mainstay.observe.feed import TurnEvents
 from mainstay.plugins import decisions
 from mainstay.plugins.calls import Filters, Hooks, after_tool_call, probed, withheld
 from mainstay.plugins.hooks import ToolEndContext
+from mainstay.plugins.shown_args import ShownArgs
 from mainstay.plugins.turn import projected
 from mainstay.ports.store import Store
+from mainstay.ports.tool import HidesSecrets
 from mainstay.processes.tool import KIND, read_input, session_of
 from mainstay.sessions.parts import SessionParts
 from mainstay.sessions.services.host import SessionHost
@@ -162,6 +165,7 @@ class Showing:
     ) -> None:
         self._parts, self._agent, self._session_id, self._setup = parts, row.agent, row.id, setup
         self._call_id, self._tool, self._args = call_id, read_only_spec(tool), args
+        self._hidden = False
         self._services = SessionHost(parts, row.id, row.agent)
         self._metadata = Metadata(load_settings(row.settings).metadata)
 
@@ -172,6 +176,7 @@ class Showing:
         hooks = self._hooks("after_tool_call")
         if not hooks:
             return outcome
+        await self._hide()
         left = await after_tool_call(hooks, self._context, outcome)
         self._asides(left.asides)
         return left.outcome
@@ -185,6 +190,7 @@ class Showing:
         hooks = self._hooks("project_result")
         if not hooks:
             return outcome
+        await self._hide()
         try:
             return Ok(await projected(hooks, self._context, outcome))
         except PluginFault as fault:
@@ -194,6 +200,17 @@ class Showing:
     def _hooks(self, name: str) -> Hooks:
         plugins = self._setup.plugins if isinstance(self._setup, Setup) else None
         return Hooks(name) if plugins is None else probed(plugins.hooks(name), self._services.probe)
+
+    async def _hide(self) -> None:
+        """Plugins see the arguments with marks in place of secrets, as they did when the call began."""
+        if isinstance(self._setup, Setup) and self._args and not self._hidden:
+            with contextlib.suppress(TurnAborted):  # who hides tools could not say which; then it is a name alone
+                entry = self._setup.definition.catalog.get(self._tool.name)
+                provider: object = None if entry is None else entry.provider
+                if isinstance(provider, HidesSecrets):
+                    key = await self._parts.store.secret()
+                    self._args = ShownArgs(provider, self._tool, self._call_id, key).shown(self._args)
+        self._hidden = True
 
     def _context(self, outcome: ToolOutcome) -> ToolEndContext:
         base = (self._session_id, "", self._agent, self._services.deps)
