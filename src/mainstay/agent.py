@@ -365,10 +365,10 @@ def _in_a_loop() -> bool:
 
 
 def check_slots(plugins: PluginSet, mode: str) -> None:
-    """Refuse plugins for what this version does not do yet, or this agent does not, rather than leave them idle."""
-    if plugins.has("protocol"):
+    """Refuse plugins for what this agent does not do, rather than leave them idle."""
+    if plugins.has("protocol") and mode == "code":
         name = next(plugin.id for plugin in plugins.plugins if overrides(plugin, "protocol"))
-        raise InvalidDefinition(f"plugin {name!r} has protocol, which is not part of this version: leave it out")
+        raise InvalidDefinition(f"plugin {name!r} has protocol, and so has mode='code': leave one of them out")
     if plugins.has("code_executor") and mode != "code":
         name = next(plugin.id for plugin in plugins.plugins if overrides(plugin, "code_executor"))
         raise InvalidDefinition(f"plugin {name!r} has code_executor: leave it out, or give the agent mode='code'")

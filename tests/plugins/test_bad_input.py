@@ -153,7 +153,6 @@ async def test_conflict_names_both_says_what_to_do_and_registers_nothing(place: 
     [
         (Twice(), "plugin 'twice': its tools cannot be used: two tools are named 'add': rename one"),
         (Breaks(), "plugin 'breaks': its tools cannot be used: OSError: no tools today"),
-        (having("protocol", nothing), "plugin 'p' has protocol, which is not part of this version: leave it out"),
         (having("code_executor", nothing), "plugin 'p' has code_executor: leave it out, or give the agent mode='code'"),
         (having("engines", lambda: [object()]), "is no engine: its `kind` is a text"),
         (having("engines", lambda: [SimpleNamespace(kind="turn")]), "kind 'turn' is the runtime's own"),
@@ -163,7 +162,6 @@ async def test_conflict_names_both_says_what_to_do_and_registers_nothing(place: 
     ids=[
         "two tools of one name",
         "tools that raise",
-        "a protocol",
         "a code executor",
         "no engine",
         "an engine of our kind",

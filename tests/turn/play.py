@@ -11,7 +11,9 @@ from mainstay.model.message import Message, Part, Text, ToolCall
 from mainstay.model.record import Delivered, Ended, Replied
 from mainstay.model.tool import Ok, ToolOutcome
 from mainstay.model.transcript import Transcript
+from mainstay.ports.protocol import TurnProtocol
 from mainstay.turn.machine import Machine, OutputRule, TurnState
+from mainstay.turn.tools import NATIVE
 
 HELLO = Message("user", "hello")
 
@@ -31,13 +33,21 @@ def call(provider_id: str, name: str = "look", **args: Any) -> ToolCall:
     return ToolCall(provider_id, name, args)
 
 
-def say(machine: Machine, *parts: str | Part, **fields: Any) -> Replied:
-    """The model answers what the machine asks for."""
+def say(machine: Machine, *parts: str | Part, protocol: TurnProtocol = NATIVE, **fields: Any) -> Replied:
+    """The model answers what the machine asks for, and its protocol reads that."""
     effect = machine.next_effect()
     assert isinstance(effect, CallModel), effect
-    said = tuple(Text(p) if isinstance(p, str) else p for p in parts)
+    read = protocol.read([Text(p) if isinstance(p, str) else p for p in parts], f"s.1.{effect.step}")
     fields.setdefault("usage", Usage(input=10, output=1))
-    record = Replied(effect.step, said, attempt=effect.attempt, slot=machine.slot(), **fields)
+    record = Replied(
+        effect.step,
+        read.parts,
+        attempt=effect.attempt,
+        slot=machine.slot(),
+        cell=read.cell,
+        fault=read.fault,
+        **fields,
+    )
     machine.receive(record)
     return record
 

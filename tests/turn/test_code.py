@@ -11,21 +11,27 @@ from mainstay.model.agent import Budget
 from mainstay.model.effect import CancelTurn, Checkpoint, Delivery, Finish, NoRoom, RunCode
 from mainstay.model.message import Message, Text, ToolCall, ToolResult
 from mainstay.model.outcome import BudgetSpent, Finished, Incomplete
+from mainstay.model.protocol import Prompt
 from mainstay.model.record import Called, Closed, Ended, Replied
 from mainstay.model.tool import Cancelled, Failed, Ok, ToolSpec
 from mainstay.model.transcript import Transcript
 from mainstay.turn.code import BEHIND, RULES, CodeProtocol
 from mainstay.turn.machine import Machine, OutputRule, TurnState
-from tests.turn.play import HELLO, deliver, end, say
+from tests.turn import play
+from tests.turn.play import HELLO, deliver, end
 
 PROTOCOL = CodeProtocol(lambda tools, output: f"Functions: {', '.join(tool.name for tool in tools)}.")
 CELL = "Let me see.\n```python\nx = await look(1)\n```\n"
 
 
 def coding(budget: Budget | None = None, output: OutputRule | None = None) -> Machine:
-    machine = Machine(TurnState("s.1", Transcript([HELLO])), budget or Budget(), output, PROTOCOL)
+    machine = Machine(TurnState("s.1", Transcript([HELLO])), budget or Budget(), output)
     machine.receive(Delivery())
     return machine
+
+
+def say(machine: Machine, text: str, **fields: Any) -> Replied:
+    return play.say(machine, text, protocol=PROTOCOL, **fields)
 
 
 def called(machine: Machine, first: int, *names: str, **fields: Any) -> Called:
@@ -52,11 +58,10 @@ def test_reply_without_a_fence_is_the_answer() -> None:
     assert machine.state.outcome == Finished("It is done.")
 
 
-def test_without_a_protocol_a_fence_is_part_of_the_answer() -> None:
-    machine = Machine(TurnState("s.1", Transcript([HELLO])))
-    machine.receive(Delivery())
+def test_in_the_tools_protocol_a_fence_is_part_of_the_answer() -> None:
+    machine = coding()
 
-    say(machine, CELL)
+    play.say(machine, CELL)
 
     assert machine.state.outcome == Finished(CELL)
 
@@ -203,7 +208,7 @@ def test_turn_may_end_in_the_middle_of_a_cell(received: Any, outcome: Any) -> No
     ],
 )
 def test_calls_of_a_cell_are_within_the_budget(budget: Budget, count: int, refused: BudgetSpent | None) -> None:
-    machine = Machine(TurnState("s.1", Transcript([HELLO])), budget, None, PROTOCOL)
+    machine = Machine(TurnState("s.1", Transcript([HELLO])), budget)
     machine.state.phase = coding().state.phase
     say(machine, CELL)
     called(machine, 0, "look", "look")
@@ -241,18 +246,17 @@ def test_replayed_cell_leads_to_the_same_state_and_so_does_its_dump(count: int) 
         deliver(again)
         deliver(live)
     assert again.dump() == live.dump()
-    assert Machine.load(again.dump(), protocol=PROTOCOL).next_effect() == live.next_effect()
+    assert Machine.load(again.dump()).next_effect() == live.next_effect()
 
 
-def test_agent_that_reads_no_cells_any_more_goes_on_as_recorded() -> None:
-    machine = Machine(TurnState("s.1", Transcript([HELLO])))
-    machine.receive(Delivery())
+def test_cell_goes_on_as_recorded_where_the_budget_grants_no_step_any_more() -> None:
+    machine = coding(Budget(steps=0))
 
     machine.replay(records()[:3])
 
     effect = machine.next_effect()
     assert isinstance(effect, RunCode)
-    assert (effect.code, [call.call for call in effect.calls]) == ("", ["1.0"])
+    assert (effect.code, [call.call for call in effect.calls]) == ("x = await look(1)\n", ["1.0"])
 
 
 def test_history_reads_as_the_turn_ran() -> None:
@@ -273,7 +277,7 @@ def test_native_calls_are_shown_as_text() -> None:
     asked = Message("assistant", (Text("Let me look."), ToolCall("p", "look", {"n": 1})))
     told = Message("tool", (ToolResult("p", "look", {"found": 2}),))
 
-    assert PROTOCOL.shown([HELLO, asked, told]) == [
+    assert PROTOCOL.ask(Prompt("", [HELLO, asked, told])).messages == [
         HELLO,
         Message("assistant", (Text("Let me look."), Text('[called look({"n":1})]'))),
         Message("user", (Text('[look returned: {"found":2}]'),)),
@@ -283,18 +287,19 @@ def test_native_calls_are_shown_as_text() -> None:
 def test_what_follows_a_cell_is_not_shown_again() -> None:
     said = Message("assistant", f"{CELL}Output: 43\n")
 
-    (shown,) = PROTOCOL.shown([said])
+    (shown,) = PROTOCOL.ask(Prompt("", [said])).messages
 
     assert shown.text == f"{CELL}\n\n{BEHIND}"
 
 
 def test_instructions_describe_the_functions() -> None:
-    tools = [ToolSpec("look"), ToolSpec("pay")]
+    asked = PROTOCOL.ask(Prompt("Be kind.", [], [ToolSpec("look"), ToolSpec("pay")]))
 
-    assert PROTOCOL.instructions("Be kind.", tools, None) == f"Be kind.\n\n{RULES}\n\nFunctions: look, pay."
+    assert asked == Prompt(f"Be kind.\n\n{RULES}\n\nFunctions: look, pay.", [])
 
 
 def test_instructions_state_the_form_of_the_answer() -> None:
-    told = PROTOCOL.instructions("", [], {"type": "integer"})
+    asked = PROTOCOL.ask(Prompt("", [], [], {"type": "integer"}))
 
-    assert told.endswith('without a block: {"type":"integer"}')
+    assert asked.instructions.endswith('without a block: {"type":"integer"}')
+    assert asked.output is None

@@ -49,8 +49,10 @@ from mainstay.model.record import (
 )
 from mainstay.model.tool import Cancelled, Denied, Failed, Ok, OutcomeUnknown, ToolOutcome
 from mainstay.model.transcript import Transcript
+from mainstay.ports.protocol import TurnProtocol
 from mainstay.turn.code import CodeProtocol
-from mainstay.turn.machine import Machine, TurnState, with_unique_ids
+from mainstay.turn.machine import Machine, TurnState
+from mainstay.turn.tools import NATIVE
 from tests.fuzzing import cases
 from tests.turn.play import HELLO, asking, call, end, say
 
@@ -81,7 +83,7 @@ budgets = st.builds(
     no_progress=st.sampled_from([None, None, 1, 3]),
 )
 rules = st.sampled_from([None, "typed"])
-protocols = st.sampled_from([None, CodeProtocol(lambda tools, output: "")])
+protocols = st.sampled_from([NATIVE, CodeProtocol(lambda tools, output: "")])
 """Native tool calls, and code: the laws hold for both."""
 
 CELLS = ["```python\nx = 1\n```", "Look:\n```python\nawait look()\n```\nand more", "```python\nhalf", "no cell"]
@@ -114,8 +116,8 @@ def typed(text: str) -> dict[str, str]:
 RULES: dict[str | None, Any] = {None: None, "typed": typed}
 
 
-def machine_for(budget: Budget, rule: str | None, protocol: CodeProtocol | None) -> Machine:
-    return Machine(TurnState("s.1", Transcript([HELLO])), budget, RULES[rule], protocol)
+def machine_for(budget: Budget, rule: str | None) -> Machine:
+    return Machine(TurnState("s.1", Transcript([HELLO])), budget, RULES[rule])
 
 
 @dataclass
@@ -127,7 +129,6 @@ class Played:
 
     budget: Budget
     rule: str | None
-    protocol: CodeProtocol | None
     machine: Machine
     states: list[bytes] = field(default_factory=list)
     effects: list[Effect] = field(default_factory=list)
@@ -136,7 +137,7 @@ class Played:
     marks: list[int] = field(default_factory=list)
 
     def loaded(self, state: bytes) -> Machine:
-        return Machine.load(state, self.budget, RULES[self.rule], self.protocol)
+        return Machine.load(state, self.budget, RULES[self.rule])
 
     def next_effect(self) -> Effect:
         effect = self.machine.next_effect()
@@ -152,8 +153,8 @@ class Played:
             self.marks.append(len(self.states))
 
 
-def play(budget: Budget, rule: str | None, protocol: CodeProtocol | None, data: bytes) -> Played:
-    script, played = Script(data), Played(budget, rule, protocol, machine_for(budget, rule, protocol))
+def play(budget: Budget, rule: str | None, protocol: TurnProtocol, data: bytes) -> Played:
+    script, played = Script(data), Played(budget, rule, machine_for(budget, rule))
     inputs, clock = 1, 0
     while not isinstance(effect := played.next_effect(), Finish):
         if len(played.received) >= LONG or script.rarely():
@@ -168,7 +169,7 @@ def play(budget: Budget, rule: str | None, protocol: CodeProtocol | None, data: 
                 inputs += len(mail)
                 played.take(Delivery(tuple(found)))
             case CallModel():
-                played.take(model_outcome(script, effect, slot, protocol is not None))
+                played.take(model_outcome(script, effect, slot, protocol))
             case RunTools():
                 played.take(tool_outcome(script, effect, slot))
             case RunCode():
@@ -184,7 +185,7 @@ def play(budget: Budget, rule: str | None, protocol: CodeProtocol | None, data: 
 plays = st.builds(play, budgets, rules, protocols, st.binary(min_size=400, max_size=400))
 
 
-def model_outcome(script: Script, effect: CallModel, slot: Slot | None, cells: bool) -> Received:
+def model_outcome(script: Script, effect: CallModel, slot: Slot | None, protocol: TurnProtocol) -> Received:
     if script.rarely(40):
         return GaveUp("overloaded", "busy", effect.attempt)
     if script.rarely(40):
@@ -192,15 +193,17 @@ def model_outcome(script: Script, effect: CallModel, slot: Slot | None, cells: b
     if script.rarely(6):
         code = script.pick(["overloaded", INTERRUPTED])
         return Faltered(code, "busy", script.number(9), effect.attempt, effect.step, slot=slot)
+    cells = protocol is not NATIVE
     count = 0 if cells and not script.rarely(10) else script.pick([0, 1, 2, 3])
     parts: list[Part] = [Text(script.pick(CELLS if cells else TEXTS))]
     for _ in range(count):
         parts.append(ToolCall(script.pick(["", "a", "b"]), "look", {"x": script.pick(VALUES)}))
     started = () if effect.last else tuple(i for i in range(count) if script.number(2))
     stop: Stop = "tool_calls" if count else "length" if script.rarely(10) else "end"
+    read = protocol.read(parts, f"s.1.{effect.step}")
     return Replied(
         effect.step,
-        with_unique_ids(parts, "s.1", effect.step),
+        read.parts,
         script.pick(USAGES),
         stop,
         "",
@@ -208,6 +211,8 @@ def model_outcome(script: Script, effect: CallModel, slot: Slot | None, cells: b
         effect.attempt,
         script.number(2),
         slot=slot,
+        cell=read.cell,
+        fault=read.fault,
     )
 
 
@@ -264,7 +269,7 @@ def test_a_dumped_state_asks_for_the_same_and_goes_on_to_the_same_end(played: Pl
 @given(plays)
 def test_replayed_records_lead_to_the_same_state_at_every_prefix(played: Played) -> None:
     for count, mark in enumerate(played.marks, 1):
-        fresh = machine_for(played.budget, played.rule, played.protocol)
+        fresh = machine_for(played.budget, played.rule)
         records: list[Record] = [decode_row(encode(record)) for record in played.records[:count]]
 
         fresh.replay(records)
@@ -337,19 +342,17 @@ def test_nobody_asks_for_tools_beyond_the_step_limit(played: Played) -> None:
 
 
 @law
-@given(plays, budgets, rules, protocols)
-def test_a_changed_definition_goes_on_as_recorded(
-    played: Played, budget: Budget, rule: str | None, protocol: CodeProtocol | None
-) -> None:
+@given(plays, budgets, rules)
+def test_a_changed_definition_goes_on_as_recorded(played: Played, budget: Budget, rule: str | None) -> None:
     for count, mark in enumerate(played.marks, 1):
-        fresh = machine_for(budget, rule, protocol)
+        fresh = machine_for(budget, rule)
 
         fresh.replay(played.records[:count])
 
         live = played.loaded(played.states[mark])
         assert fresh.state.transcript == live.state.transcript
         assert fresh.state.usage == live.state.usage
-        if isinstance(played.effects[mark], RunTools):
+        if isinstance(played.effects[mark], RunTools | RunCode):
             assert fresh.next_effect() == played.effects[mark]
 
 
@@ -373,7 +376,7 @@ def test_results_stand_in_emission_order_whatever_order_they_arrive(order: list[
 def test_calls_of_one_reply_get_ids_of_their_own(ids: list[str]) -> None:
     parts: list[Part] = [Text("see"), *[ToolCall(given_, "look") for given_ in ids]]
 
-    unique = with_unique_ids(parts, "s.1", 1)
+    unique = NATIVE.read(parts, "s.1.1").parts
 
     found = [p.id for p in unique if isinstance(p, ToolCall)]
     assert len(set(found)) == len(ids)

@@ -34,6 +34,7 @@ from mainstay.model.ids import call_id
 from mainstay.model.llm import BUCKETS, CallPiece, Delta, ModelRequest, ModelResponse, RateReport, Stop, Usage
 from mainstay.model.message import Part, ProviderPart, Reasoning, Stored, Text, ToolCall
 from mainstay.model.plugin import Issue
+from mainstay.model.protocol import Prompt, Reading
 from mainstay.model.record import INTERRUPTED, Faltered, Framed, Record, Replied, slots
 from mainstay.model.tool import ToolSpec
 from mainstay.ports.host import Random
@@ -42,7 +43,7 @@ from mainstay.ports.provider import Provider
 from mainstay.ports.services import StreamEnd, TurnHooks
 from mainstay.ports.store import BlobStore
 from mainstay.turn import prompt
-from mainstay.turn.machine import CUT_OFF, with_unique_ids
+from mainstay.turn.machine import CUT_OFF
 
 log = logging.getLogger("mainstay.engine")
 
@@ -235,14 +236,11 @@ class ModelCaller:
         if run.hooks is not None and run.hooks.in_model_calls:
             instructions, messages = await run.hooks.shape(effect.step, tools, instructions, messages)
             await run.journal.flush()  # hooks may have noted something
-        output = agent.output_schema
-        if agent.protocol is not None:
-            instructions = agent.protocol.instructions(instructions, tools, output)
-            messages, tools, output = agent.protocol.shown(messages), (), None
+        asked: Prompt = agent.protocol.ask(Prompt(instructions, messages, tools, agent.output_schema))
         return ModelRequest(
-            prompt.request_messages(instructions, messages) if instructions else messages,
-            tools,
-            output,
+            prompt.request_messages(asked.instructions, asked.messages) if asked.instructions else asked.messages,
+            asked.tools,
+            asked.output,
             f"{run.turn_id}.{effect.step}",
             effect.attempt,
             run.scope.session_id,
@@ -336,17 +334,18 @@ class ModelCaller:
         """Record the answer, and with it which of its calls start."""
         run, effect = attempt.run, attempt.effect
         try:
-            parts = sound_parts(response)
+            reading: Reading = run.agent.protocol.read(sound_parts(response), f"{run.turn_id}.{effect.step}")
+        except TurnAborted as end:
+            self._cut_off(attempt, end.message)
+            raise
         except (Exception, SystemExit) as error:  # what the provider gave may raise anything when it is looked at
             self._failed(attempt, ProviderError(error_text(error), code="provider_nonsense"))
             return
-        ids, dropped, started = [part.id for part in parts if type(part) is ToolCall], 0, tuple[int, ...]()
-        if count := len(ids):
+        parts, dropped, started = reading.parts, 0, tuple[int, ...]()
+        if count := len([part for part in parts if type(part) is ToolCall]):
             most = run.agent.budget.calls_per_reply
             if (most is not None and count > most) or PER_CALL * count >= run.room:
                 dropped, parts = count, tuple([part for part in parts if type(part) is not ToolCall])
-            elif "" in ids or len(set(ids)) < count:
-                parts = with_unique_ids(parts, run.turn_id, effect.step)
             if not dropped and not effect.last and response.stop not in CUT_OFF and run.machine.may_call(count):
                 started = self._admit(run, effect.step, parts)
         if not self._budget.is_full:
@@ -365,6 +364,8 @@ class ModelCaller:
                 run.slot(),
                 run.journal.store_id() if started else "",
                 dropped,
+                reading.cell,
+                reading.fault,
             )
         )
 

@@ -7,21 +7,18 @@ dropped with its turn: both are left out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from msgspec import Struct, field
 
-from mainstay.model.message import Message, Text, ToolCall
+from mainstay.model.message import Message, ToolCall
 from mainstay.model.record import Called, Closed, Ended, Record, Replied
 from mainstay.model.tool import Failed, Ok
 from mainstay.model.transcript import calls_in
 
 ROLLED_BACK, FRESH = "rolled_back", "fresh"
 """Marks in the record of a cell's end: it left no variables; it began without those of the cells before it."""
-
-ReadCell = Callable[[str], str | None]
-"""The code of a reply's cell, if its text has one."""
 
 
 class Cell(Struct):
@@ -34,6 +31,11 @@ class Cell(Struct):
     calls: list[ToolCall] = field(default_factory=list)
     answers: list[Ended] = field(default_factory=list)
     end: Ended | None = None
+
+    @property
+    def key(self) -> str:
+        """What the keys of its calls begin with."""
+        return str(self.step)
 
     @property
     def seed(self) -> str:
@@ -49,8 +51,7 @@ class Cell(Struct):
 class PastCells:
     """Takes in turns in order, as a `View` does, and keeps their cells."""
 
-    def __init__(self, read: ReadCell) -> None:
-        self._read = read
+    def __init__(self) -> None:
         self.head = 0
         self.cells: list[Cell] = []
 
@@ -62,7 +63,7 @@ class PastCells:
                 cell.turn = 0
 
     def extend(self, number: int, records: Sequence[Record], prelude: tuple[Message, ...] = ()) -> None:
-        self.cells += cells_of(number, records, self._read)
+        self.cells += cells_of(number, records)
         self.head = number
 
 
@@ -78,14 +79,14 @@ def effective(cells: Iterable[Cell]) -> list[Cell]:
     return found
 
 
-def cells_of(turn: int, records: Iterable[Record], read: ReadCell) -> list[Cell]:
-    """The cells of a turn. A reply is one where it has called something or has ended as one; the last may go on."""
+def cells_of(turn: int, records: Iterable[Record]) -> list[Cell]:
+    """The cells of a turn that have called something or have ended; the last may go on."""
     found: list[Cell] = []
     newest: Cell | None = None
     for record in records:
         reply = record.reply if type(record) is Closed else record
         if type(reply) is Replied:
-            code = read("".join([part.text for part in reply.parts if type(part) is Text]))
+            code = reply.code
             newest = None if code is None else Cell(turn, reply.step, code, reply.at)
         if newest is None:
             continue

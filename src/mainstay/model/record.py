@@ -91,6 +91,9 @@ class Replied(Struct, frozen=True, gc=False, tag="replied.1", omit_defaults=True
 
     `interrupted` counts earlier asks of the same step that a crash cut off: their usage is unknown. `dropped` counts
     its calls where they were more than one reply may ask for: none of them is kept, and none was made.
+
+    How it was read is the rest (`model.protocol.Reading`): `cell` is where in its text the code of a cell stands,
+    `fault` why nothing could be made of it.
     """
 
     step: int
@@ -105,6 +108,17 @@ class Replied(Struct, frozen=True, gc=False, tag="replied.1", omit_defaults=True
     slot: Slot | None = None
     store: str = ""
     dropped: int = 0
+    cell: tuple[int, int] | None = None
+    fault: str = ""
+
+    @property
+    def text(self) -> str:
+        return "".join([part.text for part in self.parts if type(part) is Text])
+
+    @property
+    def code(self) -> str | None:
+        """The code of its cell, if it has one."""
+        return None if self.cell is None else self.text[slice(*self.cell)]
 
 
 class Answered(Struct, frozen=True, gc=False, omit_defaults=True):

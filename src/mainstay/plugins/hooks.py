@@ -25,6 +25,7 @@ from mainstay.model.record import InputKind
 from mainstay.model.tool import OutputBudget, ToolOutcome, ToolSpec
 from mainstay.ports.code import Executor
 from mainstay.ports.process import Engine
+from mainstay.ports.protocol import TurnProtocol
 from mainstay.ports.services import HistoryHost, PromptHost, ResultHost, StreamEnd, ToolHost, TurnHost
 
 T = TypeVar("T")
@@ -447,8 +448,11 @@ class Plugin:
         """What people see of an assistant's text in `session.history()`. An exception withholds that text."""
         raise NotImplementedError
 
-    def protocol(self) -> Any:
-        """How a turn talks with its model, in place of native tool calls."""
+    def protocol(self) -> TurnProtocol:
+        """How turns talk with their model, in place of native tool calls. Called for each session when it is opened.
+
+        What it raises, here or later, ends the turn as `PluginAborted`.
+        """
         raise NotImplementedError
 
     def code_executor(self) -> Executor:

@@ -42,6 +42,7 @@ SESSION_HOOKS = (
     "trigger_events",
     "engines",
     "project_prose",
+    "protocol",
     "transform_input",
     "shutdown",
     "extensions",
@@ -59,7 +60,7 @@ FILTERS_LAST = ("after_tool_call", "transform_text", "transform_response")
 
 PLAIN = (
     *("for_session", "tools", "hidden_tools", "trigger_events", "engines", "transform_text", "project_prose"),
-    *("filter_value", "snapshot", "restore", "extensions", "monitors"),
+    *("filter_value", "snapshot", "restore", "extensions", "monitors", "protocol", "code_executor"),
 )
 """Hooks that are asked where nothing can wait, or for every piece of text."""
 

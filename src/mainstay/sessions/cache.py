@@ -30,7 +30,6 @@ from mainstay.ports.store import Store
 from mainstay.sessions.definition import Definition, plainly
 from mainstay.sessions.result import TurnResult
 from mainstay.sessions.setup import Overlay, Setup
-from mainstay.turn.code import code_of
 from mainstay.turn.machine import usage_of
 
 PIECE = 64
@@ -163,7 +162,7 @@ class Archive:
 
     async def cells(self, row: SessionRow, after: int, last: int) -> list[Cell]:
         """The cells of turns after one of the session's, up to another; after 0 also those that it was forked with."""
-        found = PastCells(code_of)
+        found = PastCells()
         found.reach(after)
         async with self._reading(row):
             await self._load(row, found, last)

@@ -39,19 +39,21 @@ from mainstay.model.write import Configure
 from mainstay.plugins.registry import PluginSet
 from mainstay.ports.code import Executor
 from mainstay.ports.host import Clock
+from mainstay.ports.protocol import TurnProtocol
 from mainstay.ports.provider import Connecting, Provider, candidates, is_provider
 from mainstay.ports.store import Store
 from mainstay.sessions.operation_table import OperationTable
 from mainstay.tools.answer import schema_codec
 from mainstay.tools.catalog import Catalog, Membership
 from mainstay.turn.code import CodeProtocol
+from mainstay.turn.tools import NATIVE
 
 
 class Definition(Struct):
     """A live agent. `output_rule` reads a final text as JSON of the output type; `revive` makes the typed output.
     `instruct` makes the instructions of one run of a turn, where the host gave a function; `instructions` are then what
     plugins have added to them. `models` are those that `provider` stands for, in the order in which they are asked.
-    `executor` runs the cells of an agent in code mode, and `protocol` is how its replies are read."""
+    `executor` runs the cells of an agent in code mode. `protocol` is how its model is asked, and what answers mean."""
 
     name: str
     provider: Provider
@@ -71,7 +73,7 @@ class Definition(Struct):
     instruct: Make | None = None
     mode: Mode = "tools"
     executor: Executor | None = None
-    protocol: CodeProtocol | None = None
+    protocol: TurnProtocol = NATIVE
     wait_for_commands: float | None = None
 
     def __post_init__(self) -> None:

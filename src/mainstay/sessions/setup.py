@@ -38,6 +38,7 @@ from mainstay.model.tool import ToolSpec
 from mainstay.plugins import calls
 from mainstay.plugins.calls import PhaseProbe, withheld
 from mainstay.plugins.hooks import CatalogContext, Plugin, PromptContext, SessionConfig, SessionContext, StreamContext
+from mainstay.plugins.protocol import PluginProtocol
 from mainstay.plugins.registry import Kept, PluginSession, fingerprint, overrides, restore_snapshot
 from mainstay.ports.services import TraceSink
 from mainstay.ports.store import BlobStore
@@ -189,6 +190,8 @@ async def equip(  # noqa: PLR0913  # everything that a session is made of
         catalog = catalog if isinstance(catalog, Membership) else Membership(catalog)
         catalog.overlay(overlay.catalog, overlay.base)
     own = structs.replace(configured, catalog=catalog)
+    for plugin, method in session.hooks("protocol").entries:  # one at most
+        own = structs.replace(own, protocol=PluginProtocol(plugin.id, method))
     if settings.output is not None:
         own = answering(own, settings.output)
     known, monitors = settings.snapshots, _monitors(session, contexts)

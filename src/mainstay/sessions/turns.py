@@ -370,7 +370,7 @@ class Turns:
         if definition.catalog.providers:
             definition.catalog.refresh()
         state = TurnState(name, Transcript([said.message]))
-        machine = Machine(state, definition.budget, definition.output_rule, definition.protocol)
+        machine = Machine(state, definition.budget, definition.output_rule)
         history = view.messages
         if len(records) > 1:
             machine.replay(records[1:])

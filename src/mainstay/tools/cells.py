@@ -50,7 +50,6 @@ from mainstay.tools.attempt import BEGIN, CallNeed
 from mainstay.tools.call import ActiveCall, CallEnd
 from mainstay.tools.dispatcher import Dispatcher, Round
 from mainstay.tools.output import AttemptResult, OutputRules, returned
-from mainstay.turn.code import code_of
 
 MOST_CALLS = 10_000
 """Calls that the cells of one turn may make."""
@@ -109,7 +108,7 @@ class Cells:
     async def run(self, run: Run, effect: RunCode) -> Parked | None:
         """Run a cell until it has ended, or waits for nothing but answers from outside."""
         executor: Executor | None = run.agent.executor
-        if executor is None or not effect.code:
+        if executor is None:
             await self.dispatcher.conclude(run, cell=UNAVAILABLE)
             return None
         cell = Running(self, executor, run, effect)
@@ -251,7 +250,7 @@ class Running:
     def __init__(self, cells: Cells, executor: Executor, run: Run, effect: RunCode) -> None:
         self._cells, self._executor, self._run, self._effect = cells, executor, run, effect
         self._shared, self._clock = cells.dispatcher, cells.dispatcher.clock
-        found = cells_of(run.scope.turn, run.records, code_of)
+        found = cells_of(run.scope.turn, run.records)
         own = found.pop() if found and found[-1].step == effect.step else None
         self._cell, self._earlier = own or Cell(run.scope.turn, effect.step, effect.code, effect.at), effective(found)
         self._seen = len(run.records)

@@ -8,12 +8,12 @@
 What stands behind the first closed fence is not run, and the model is not shown it again: it would take what it made up
 for what happened. History of native tool calls is shown as text, because no tools are offered with the request.
 
-Sans-IO, like the machine that asks it. Without a protocol object a turn uses native tool calls.
+Sans-IO, like the machine that acts on what is read here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from msgspec import Struct
@@ -21,8 +21,10 @@ from msgspec.structs import replace
 
 from mainstay.model.codec import encode
 from mainstay.model.message import Message, Part, Text, ToolCall, ToolResult
+from mainstay.model.protocol import Prompt, Reading
 from mainstay.model.tool import ToolSpec
-from mainstay.turn.fences import Fence, cell_of
+from mainstay.turn.fences import cell_of
+from mainstay.turn.tools import NATIVE
 
 MAX_SECONDS = 366 * 24 * 3600
 """The longest sleep of a cell."""
@@ -40,12 +42,6 @@ FORM = (
 BEHIND = "[what followed the cell was dropped]"
 
 
-def code_of(text: str) -> str | None:
-    """The code of a reply's cell, if it has one that can be run."""
-    cell = cell_of(text)
-    return None if cell is None or cell.fault else cell.code
-
-
 class CodeProtocol(Struct, frozen=True, gc=False):
     """How a turn of an agent with mode="code" reads replies and shows the conversation.
 
@@ -54,18 +50,22 @@ class CodeProtocol(Struct, frozen=True, gc=False):
 
     describe: Callable[[Sequence[ToolSpec], dict[str, Any] | None], str]
 
-    def cell(self, text: str) -> Fence | None:
-        """The cell of a reply; None where it is an answer in words. With a `fault` it cannot be run."""
-        return cell_of(text)
-
-    def instructions(self, own: str, tools: Sequence[ToolSpec], output: dict[str, Any] | None) -> str:
-        """The agent's own instructions, what its cells may do, and what the turn is to end with."""
+    def ask(self, prompt: Prompt) -> Prompt:
+        """After the agent's own instructions stand what its cells may do, and what the turn is to end with."""
+        output = prompt.output
         form = "" if output is None else FORM.format(encode(output).decode())
-        return "\n\n".join([each for each in (own, RULES, self.describe(tools, output), form) if each])
+        told = (prompt.instructions, RULES, self.describe(prompt.tools, output), form)
+        return Prompt("\n\n".join([each for each in told if each]), [_shown(each) for each in prompt.messages])
 
-    def shown(self, messages: Iterable[Message]) -> list[Message]:
-        """The conversation as a model is shown it."""
-        return [_shown(message) for message in messages]
+    def read(self, parts: Sequence[Part], name: str) -> Reading:
+        """Calls by the means of the provider are made as they are: none is offered, and a model may still make one."""
+        kept = NATIVE.read(parts, name).parts
+        if any(type(part) is ToolCall for part in kept):
+            return Reading(kept)
+        cell = cell_of("".join([part.text for part in kept if type(part) is Text]))
+        if cell is None:
+            return Reading(kept)
+        return Reading(kept, fault=cell.fault) if cell.fault else Reading(kept, cell.code)
 
 
 def _shown(message: Message) -> Message:

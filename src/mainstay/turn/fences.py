@@ -33,12 +33,11 @@ _OPEN = re.compile(r"^ {0,3}(?P<fence>`{3,}|~{3,})[ \t]*(?P<info>.*?)[ \t]*$")
 class Fence(Struct, frozen=True):
     """The cell of an answer, or why there is none to run.
 
-    `start` is where its opening line begins, `end` the offset after its closing line. `dropped`: more than white space
-    follows. `fault` is told to the model; then `code` is empty and nothing may run.
+    `code` is where its code begins and ends, `end` the offset after its closing line. `dropped`: more than white space
+    follows. `fault` is told to the model; then there is no code, and nothing may run.
     """
 
-    code: str
-    start: int = 0
+    code: tuple[int, int] = (0, 0)
     end: int = 0
     dropped: bool = False
     fault: str = ""
@@ -47,8 +46,7 @@ class Fence(Struct, frozen=True):
 def cell_of(text: str) -> Fence | None:
     """The cell in `text`; None where it has no code at all, so that the prose is the answer."""
     others: list[str] = []
-    opened: tuple[str, str, int] | None = None  # the fence, its language, where its line begins
-    lines: list[str] = []
+    opened: tuple[str, str, int] | None = None  # the fence, its language, where its code begins
     offset = 0
     for line in _LINE.findall(text):
         start, offset = offset, offset + len(line)
@@ -58,22 +56,21 @@ def cell_of(text: str) -> Fence | None:
             if found is None or (found["fence"][0] == "`" and "`" in found["info"]):
                 continue
             words = found["info"].split(maxsplit=1)
-            opened, lines = (found["fence"], words[0].strip("{}.").lower() if words else "", start), []
+            opened = (found["fence"], words[0].strip("{}.").lower() if words else "", offset)
             continue
-        fence, language, began = opened
+        fence, language, begin = opened
         if not _closes(bare, fence):
-            lines.append(line)
             continue
         opened = None
         if language in PYTHON:
-            return Fence("".join(lines), began, offset, bool(text[offset:].strip()))
+            return Fence((begin, start), offset, bool(text[offset:].strip()))
         others.append(language)
     if opened is not None and opened[1] in PYTHON:
-        return Fence("", opened[2], len(text), fault=_HALF)
+        return Fence(fault=_HALF)
     if opened is not None:
         others.append(opened[1])
     meant = sorted(RUN.intersection(others))
-    return Fence("", 0, len(text), fault=_OTHER.format(", ".join(meant))) if meant else None
+    return Fence(fault=_OTHER.format(", ".join(meant))) if meant else None
 
 
 def _closes(line: str, fence: str) -> bool:

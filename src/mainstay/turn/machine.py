@@ -16,8 +16,8 @@ A turn waits for exactly one thing at a time, and its phase says for what:
                              ▼                                                     │                    ▼
                     BEFORE_COMPLETION ──delivery (empty)──────────────────────▶ DONE ◀──────────────────┘
 
-How a reply is read is the agent's protocol: native tool calls, where there is none; else an object such as that of
-`turn/code.py`, which finds a cell of code in it.
+How a reply is read is the matter of the agent's protocol (`turn/tools.py`, `turn/code.py`), before it is recorded: here
+its record says what it means.
 
 Nothing here waits, writes or reads a clock. Everything a turn knows is in `TurnState`, which is plain data: encode it,
 decode it, and the machine built on it asks for the same effect again.
@@ -56,7 +56,7 @@ from mainstay.model.effect import (
 )
 from mainstay.model.ids import MAX_ORDINAL
 from mainstay.model.llm import Usage
-from mainstay.model.message import Message, Part, Text, ToolCall
+from mainstay.model.message import Message, Text
 from mainstay.model.outcome import (
     UNUSABLE,
     BudgetSpent,
@@ -86,7 +86,7 @@ from mainstay.model.record import (
 from mainstay.model.tool import Cancelled, Failed, Ok
 from mainstay.model.transcript import Transcript, calls_in
 from mainstay.turn import prompt
-from mainstay.turn.code import MAX_SECONDS, CodeProtocol
+from mainstay.turn.code import MAX_SECONDS
 
 
 class Phase(Enum):
@@ -142,28 +142,6 @@ CUT_OFF = ("length", "filtered")
 """Stops that mean that the model was not done."""
 
 
-def with_unique_ids(parts: Sequence[Part], turn_id: str, step: int) -> tuple[Part, ...]:
-    """The parts with every call's provider id present and unique in the reply: results are paired by it."""
-    ids = [part.id for part in parts if type(part) is ToolCall]
-    given = set(ids)
-    if len(given) == len(ids) and "" not in given:
-        return tuple(parts)
-    seen: set[str] = set()
-    out: list[Part] = []
-    index = 0
-    for part in parts:
-        if type(part) is ToolCall:
-            if not part.id or part.id in seen:
-                name = f"{turn_id}.{step}.{index}"
-                while name in given or name in seen:
-                    name += "'"
-                part = replace(part, id=name)
-            seen.add(part.id)
-            index += 1
-        out.append(part)
-    return tuple(out)
-
-
 OutputRule: TypeAlias = Callable[[str], Any]
 """Reads the final text as the agent's output type, as JSON; raises ValueError with words for the model."""
 
@@ -180,20 +158,13 @@ class Machine:
     state: TurnState
     _budget: Budget = USUAL_BUDGET
     _output: OutputRule | None = None
-    _protocol: CodeProtocol | None = None
 
     def dump(self) -> bytes:
         return msgspec.json.encode(self.state)
 
     @classmethod
-    def load(
-        cls,
-        data: bytes,
-        budget: Budget = USUAL_BUDGET,
-        output: OutputRule | None = None,
-        protocol: CodeProtocol | None = None,
-    ) -> Machine:
-        return cls(msgspec.json.decode(data, type=TurnState), budget, output, protocol)
+    def load(cls, data: bytes, budget: Budget = USUAL_BUDGET, output: OutputRule | None = None) -> Machine:
+        return cls(msgspec.json.decode(data, type=TurnState), budget, output)
 
     # ------------------------------------------------------------------ asking
 
@@ -321,8 +292,8 @@ class Machine:
             most = self._budget.calls_per_reply
             within = most is None or reply.dropped <= most
             self._finish(BudgetSpent("records", MAX_ORDINAL) if within else BudgetSpent("calls_per_reply", most or 0))
-        elif not state.calls and self._protocol is not None and self._took_cell(reply, self._protocol):
-            pass
+        elif not state.calls and (reply.cell is not None or (reply.fault and reply.stop not in CUT_OFF)):
+            self._read(reply)
         elif not state.calls or (reply.stop in CUT_OFF and not reply.started):
             self._answered(reply)  # calls of a reply that was cut off are not run: their arguments may be cut off
         elif state.last:
@@ -333,19 +304,16 @@ class Machine:
         else:
             state.phase = Phase.TOOLS
 
-    def _took_cell(self, reply: Replied, protocol: CodeProtocol) -> bool:
-        """Whether the reply has a cell, or should have: then what is next is decided."""
-        state, text = self.state, "".join([part.text for part in reply.parts if type(part) is Text])
-        cell = protocol.cell(text)
-        if cell is None or (cell.fault and reply.stop in CUT_OFF):
-            return False  # an answer in words, or one that was cut off
+    def _read(self, reply: Replied) -> None:
+        """The reply has a cell, or nothing could be made of it."""
+        state, code = self.state, reply.code
+        state.code, state.code_at, state.finished = code or "", reply.at, None
         if state.last:
             self._finish(BudgetSpent("steps", self._budget.steps or 0))
-        elif cell.fault:
-            self._repair(cell.fault, text, prompt.no_cell)
+        elif code is None:
+            self._repair(reply.fault, reply.text, prompt.unread)
         else:
-            state.code, state.code_at, state.finished, state.phase = cell.code, reply.at, None, Phase.CODE
-        return True
+            state.phase = Phase.CODE
 
     def _answered(self, reply: Replied) -> None:
         state, text = self.state, "".join([part.text for part in reply.parts if type(part) is Text])

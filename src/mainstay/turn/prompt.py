@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Sequence
 
 from msgspec.structs import replace
 
@@ -23,7 +23,7 @@ def compose(instructions: str, parts: Iterable[PromptPart]) -> str:
     return "\n\n".join([instructions, *shown] if instructions else shown)
 
 
-def request_messages(instructions: str, messages: list[Message]) -> list[Message]:
+def request_messages(instructions: str, messages: Sequence[Message]) -> Sequence[Message]:
     """What a model is shown: instructions where there are any, then the conversation."""
     return [Message("system", (Text(instructions),)), *messages] if instructions else messages
 
@@ -83,7 +83,7 @@ def too_many_calls(count: int) -> Message:
     )
 
 
-def no_cell(fault: str) -> Message:
+def unread(fault: str) -> Message:
     return Message("user", (Text(f"Nothing was run: {fault}"),))
 
 

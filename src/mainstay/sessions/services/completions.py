@@ -30,7 +30,7 @@ from mainstay.model.tool import ToolSpec
 from mainstay.ports.provider import Counting, Provider, candidates, no_token_count
 from mainstay.sessions.parts import ServiceScope
 from mainstay.tools.answer import output_codec
-from mainstay.turn.machine import with_unique_ids
+from mainstay.turn.tools import NATIVE
 
 LOST = Usage(unknown=1)
 FOUND = Usage(unknown=-1)
@@ -197,7 +197,7 @@ class DirectCompletions:
     async def _answer(self, provider: Provider, request: ModelRequest, key: str) -> Completed:
         response = await self._response(provider, request)
         try:
-            parts = with_unique_ids(sound_parts(response), key, 0)
+            parts = NATIVE.read(sound_parts(response), f"{key}.0").parts
         except (Exception, SystemExit) as error:  # what the provider gave may raise anything when it is looked at
             raise ProviderError(error_text(error), code="provider_nonsense") from error
         said = [part.text for part in parts if isinstance(part, Text)]

@@ -29,6 +29,7 @@ from mainstay.model.codec import CopiedOnRead, clean_message, clean_text, copied
 from mainstay.model.llm import Completion, ModelRequest, ModelSettings
 from mainstay.model.message import InputContent, Message, Metadata
 from mainstay.model.plugin import CreateSession
+from mainstay.model.protocol import Prompt
 from mainstay.model.record import Framed, Noted, Slot, slots
 from mainstay.model.session import (
     Appending,
@@ -460,10 +461,13 @@ class SessionHost(MonitorServices):
             message = await parts.inbox.filters.passed(self._id, row.agent, said, "queue")
             message = clean_message(said, unsaved=True) if message is None else message
             messages.append((await save_files(parts.store.blobs, message))[0])
+        asked = definition.protocol.ask(
+            Prompt(definition.instructions, messages, definition.catalog.specs, definition.output_schema)
+        )
         request = ModelRequest(
-            request_messages(definition.instructions, messages),
-            definition.catalog.specs,
-            definition.output_schema,
+            request_messages(asked.instructions, asked.messages),
+            asked.tools,
+            asked.output,
             session_id=self._id,
             settings=definition.settings,
             label="count",
