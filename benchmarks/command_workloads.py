@@ -73,6 +73,7 @@ async def _starts(params: Sample) -> Sample:
             handles = [runtime.command(["/bin/true"]) for _ in range(params["starts"])]
             done = await asyncio.gather(*(asyncio.create_task(each) for each in handles))
         assert all([(await handle.result()).ok for handle in done])
+        file_ms = _file_ms(params["dir"])
         held = [await runtime.command(["sleep", "600"]) for _ in range(params["shims"])]
         pss = [await _pss_mb(handle) for handle in held]
         await _end_all(held)
@@ -83,7 +84,19 @@ async def _starts(params: Sample) -> Sample:
         "starts_per_s": params["starts"] / span.wall,
         "shim_mb": max(pss),
         "shims": len(pss),
+        "file_ms": file_ms,
     }
+
+
+def _file_ms(folder: str) -> float:
+    """What the file system takes for one new file, of which a start makes five. On ext4 that is a hundred times more
+    than usual for some minutes after thousands of files were deleted, by an earlier round, say."""
+    took = list[float]()
+    for number in range(20):
+        began = time.perf_counter()
+        os.close(os.open(os.path.join(folder, f"new-{number}"), os.O_WRONLY | os.O_CREAT))
+        took.append(1e3 * (time.perf_counter() - began))
+    return median(took)
 
 
 async def _confined(params: Sample) -> Sample:

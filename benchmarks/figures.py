@@ -170,6 +170,7 @@ FIGURES = (
     Figure("wcs", "the first, without a spawner, ms", "cold_ms", 25, floor=False, peers=()),
     Figure("wcs", "starts/s", "starts_per_s", 100, at_least=True, floor=False, peers=()),
     Figure("wcs", "MB (PSS) of a shim", "shim_mb", 6, floor=False, peers=()),
+    Figure("wcs", "ms that the file system takes for one new file", "file_ms", floor=False, peers=()),
     Figure("wco", "MB more, at most", "grown_mb", 5, floor=False, peers=()),
     Figure("wco", "event loop held up at most, ms", "lag_ms", 20, floor=False, peers=()),
     Figure("wco", "MB/s", "mb_per_s", at_least=True, floor=False, peers=()),

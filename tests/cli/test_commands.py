@@ -81,7 +81,7 @@ def test_doctor_names_the_command_that_a_parked_turn_waits_for(store: Path) -> N
 def test_ps_lists_commands_with_what_they_run_and_have_written(store: Path) -> None:
     name = begun(store, "sh", "-c", "echo hello; sleep 1000")
     job = next(Path(f"{store}-jobs").iterdir())
-    asyncio.run(until(lambda: (job / "stdout").read_bytes()))
+    asyncio.run(until(lambda: (job / "stdout").exists() and (job / "stdout").read_bytes()))
 
     (row,) = shell_json("ps", store=store)
     listed = shell("ps", store=store)
@@ -214,11 +214,11 @@ def test_doctor_names_folders_in_which_something_runs_that_no_process_knows(stor
     """As after a store was replaced by an older copy."""
     begun(store, "sleep", "1000")
     (job,) = Path(f"{store}-jobs").iterdir()
-    known = (job / "process").read_text()
-    (job / "process").write_text("gone")
+    known = (job / "lock").read_text()
+    (job / "lock").write_text("gone")
 
     found = shell_json("doctor", store=store)
-    (job / "process").write_text(known)
+    (job / "lock").write_text(known)
 
     assert found["commands"]["orphans"] == [str(job)]
     assert [need["about"] for need in found["needs"] if "job folder" in need["problem"]] == [str(job)]

@@ -47,6 +47,12 @@ def children_of(pid: int) -> list[int]:
     return [int(each) for each in found]
 
 
+def written(job: Job, stream: str = "stdout") -> bytes:
+    """What a command has written so far: the file of a stream is made with its first byte."""
+    file = job.folder / stream
+    return file.read_bytes() if file.exists() else b""
+
+
 class Commands:
     """Begins commands in job folders of a test."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shlex
 import shutil
 import signal
 from collections.abc import Callable
@@ -79,6 +80,17 @@ async def test_a_damaged_folder_runs_nothing_again_and_leaves_nothing_running(tm
 
     assert (result.status, result.cleanup.verified, marks.read_text()) == ("lost", True, "ran\n")
     assert not lives(reference["pid"])
+
+
+async def test_a_file_in_the_place_of_the_output_is_not_written_to(commands: Commands, tmp_path: Path) -> None:
+    job, target = commands.job(), tmp_path / "target"
+    target.write_text("mine")
+    program = f"ln -s {shlex.quote(str(target))} {shlex.quote(str(job.folder))}/stdout; echo out; echo err >&2"
+    await commands.spawner.start(commands.request(job, ["sh", "-c", program]))
+    status = await ended(job)
+
+    assert (status.code, status.stdout, status.stderr, status.dropped) == (0, 0, 4, 4)
+    assert (status.error, target.read_text()) == ("stdout: File exists", "mine")
 
 
 async def test_a_copy_of_everything_leaves_the_command_of_its_original_alone(tmp_path: Path) -> None:

@@ -10,19 +10,15 @@ from pathlib import Path
 import pytest
 
 from mainstay import Agent, ProcessHandle, Runtime
-from mainstay.commands.job import Answer, Job
+from mainstay.commands.job import Answer
 from mainstay.errors import InvalidInput, TooManyCommands
 from mainstay.model.command import CommandSettings
 from mainstay.testing import FunctionModel
-from tests.commands.conftest import Commands, children_of, ended
+from tests.commands.conftest import Commands, children_of, ended, written
 from tests.kit import until
 
 AGENT = Agent(FunctionModel(lambda _: "I see."))
 LONG = ["sleep", "600"]
-
-
-def stdout(job: Job) -> bytes:
-    return (job.folder / "stdout").read_bytes()
 
 
 async def test_time_that_is_over_ends_the_tree(commands: Commands) -> None:
@@ -44,7 +40,7 @@ async def test_silence_ends_a_command_that_said_something_before(commands: Comma
     status = await ended(job)
 
     assert (status.end, status.reason) == ("timed_out", "silence")
-    assert stdout(job) in (b"still here\n", b"")  # on a very busy machine it was silent from the beginning
+    assert written(job) in (b"still here\n", b"")  # on a very busy machine it was silent from the beginning
 
 
 async def test_output_over_the_limit_ends_the_command_and_is_kept_up_to_it(commands: Commands) -> None:
@@ -52,7 +48,7 @@ async def test_output_over_the_limit_ends_the_command_and_is_kept_up_to_it(comma
     status = await ended(job)
 
     assert (status.end, status.reason, status.stdout) == ("killed", "output_limit", 100_000)
-    assert stdout(job) == b"y\n" * 50_000
+    assert written(job) == b"y\n" * 50_000
     assert status.dropped > 0
 
 
@@ -90,7 +86,7 @@ async def test_large_input_and_output_at_once(commands: Commands) -> None:
     status = await ended(job)
 
     assert (status.code, status.stdout) == (0, 8 * len(block))
-    assert stdout(job) == 8 * block
+    assert written(job) == 8 * block
 
 
 # ---------------------------------------------------------------------- terminals
@@ -110,22 +106,22 @@ os.write(2, b"end\\n")
 
 async def test_terminal_has_one_stream_a_size_and_an_end(commands: Commands) -> None:
     job = await commands.python(ECHO, pty=(24, 80))
-    await until(lambda: b"size 24 80" in stdout(job))
+    await until(lambda: b"size 24 80" in written(job))
     assert await job.resize(50, 132) is Answer.OK
-    await until(lambda: b"size 50 132" in stdout(job))
+    await until(lambda: b"size 50 132" in written(job))
     assert await job.write_stdin(1, b"hello\n") is Answer.OK
-    await until(lambda: b"line hello" in stdout(job))
+    await until(lambda: b"line hello" in written(job))
     assert await job.close_stdin(2) is Answer.OK
     status = await ended(job)
 
     assert (status.end, status.code, status.stderr, status.drained) == ("exited", 0, 0, True)
-    assert stdout(job).startswith(b"True True True True\r\n")
-    assert stdout(job).endswith(b"end\r\n")
+    assert written(job).startswith(b"True True True True\r\n")
+    assert written(job).endswith(b"end\r\n")
 
 
 async def test_interrupt_key_reaches_what_is_in_the_foreground(commands: Commands) -> None:
     job = await commands.start("sh", "-c", "echo ready; exec sleep 100", pty=(24, 80))
-    await until(lambda: b"ready" in stdout(job))
+    await until(lambda: b"ready" in written(job))
     assert await job.write_stdin(1, b"\x03") is Answer.OK
     status = await ended(job)
 
@@ -134,12 +130,12 @@ async def test_interrupt_key_reaches_what_is_in_the_foreground(commands: Command
 
 async def test_kill_ends_a_terminal(commands: Commands) -> None:
     job = await commands.start("sh", "-c", "echo ready; sleep 100; echo after", pty=(24, 80))
-    await until(lambda: b"ready" in stdout(job))
+    await until(lambda: b"ready" in written(job))
     status = await job.kill("enough", 60)
 
     assert status is not None
     assert (status.end, status.survivors) == ("killed", 0)
-    assert stdout(job) == b"ready\r\n"
+    assert written(job) == b"ready\r\n"
 
 
 async def test_without_a_terminal_there_is_no_size(commands: Commands) -> None:

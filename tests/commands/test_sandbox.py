@@ -42,7 +42,7 @@ from mainstay.commands.sandbox import (
 from mainstay.errors import InvalidCommand, InvalidDefinition, SandboxUnavailable
 from mainstay.model.command import Command
 from mainstay.model.sandbox import Confinement, Implementation, SandboxLimits
-from tests.commands.conftest import WHOLE, Commands, ended
+from tests.commands.conftest import WHOLE, Commands, ended, written
 from tests.kit import until
 from tests.programs import bubblewrap, copied_for_others, missing
 
@@ -81,7 +81,7 @@ def options(sandbox: Confinement) -> dict[str, Any]:
 
 
 def printed(job: Job) -> str:
-    return (job.folder / "stdout").read_text()
+    return written(job).decode().replace("\r\n", "\n")
 
 
 def tree(job: Job) -> list[int]:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 from pathlib import Path
 
 import pytest
 
 from mainstay.commands.job import Answer, Beginning, Job
 from mainstay.errors import TooLarge
-from tests.commands.conftest import Commands, ended
+from tests.commands.conftest import Commands, ended, written
 from tests.kit import until
 
 
 def output(job: Job) -> tuple[bytes, bytes]:
-    return (job.folder / "stdout").read_bytes(), (job.folder / "stderr").read_bytes()
+    return written(job), written(job, "stderr")
 
 
 async def test_exit_code_and_both_streams_are_kept(commands: Commands) -> None:
@@ -76,14 +77,14 @@ async def test_environment_is_what_was_given_and_the_token(commands: Commands) -
 
 
 async def test_folder_is_its_owners_alone(commands: Commands) -> None:
-    job = await commands.start("true")
+    job = await commands.start("echo", "x")
     await ended(job)
 
     modes = {path.name: oct(path.stat().st_mode & 0o777) for path in (job.folder, *job.folder.iterdir())}
     assert modes.pop(job.folder.name) == "0o700"
     assert modes.pop("control") == "0o700"
     assert set(modes.values()) == {"0o600"}
-    assert sorted(modes) == ["index", "lock", "started", "status", "stderr", "stdout"]
+    assert sorted(modes) == ["index", "lock", "started", "status", "stdout"]
 
 
 async def test_stdin_is_written_once_for_each_number(commands: Commands) -> None:
@@ -175,6 +176,31 @@ async def test_folder_that_was_used_begins_nothing(commands: Commands) -> None:
 
     assert str(await commands.spawner.start(commands.request(job, ["true"]))) == "SpawnFailed(stage='spent', number=0)"
     assert not job.void()
+
+
+async def test_folder_of_a_shim_that_died_before_it_began_its_command_is_used_again(commands: Commands) -> None:
+    job = commands.job()
+    folder = os.open(job.folder, os.O_RDONLY)
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(f"/proc/self/fd/{folder}/control")
+    os.close(folder)
+    (job.folder / "status.tmp").write_bytes(b"\n" * 10_000)
+    (job.folder / "started.tmp").write_bytes(b"shim 1")
+    (job.folder / "lock").touch()
+
+    await commands.spawner.start(commands.request(job, ["echo", "ran"]))
+
+    assert ((await ended(job)).code, output(job)) == (0, (b"ran\n", b""))
+
+
+def test_folder_says_to_which_process_it_belongs(tmp_path: Path) -> None:
+    job, earlier, empty = Job(tmp_path / "job"), Job(tmp_path / "earlier"), Job(tmp_path / "empty")
+    job.create("command.c")
+    earlier.create()
+    (earlier.folder / "lock").touch()
+    (earlier.folder / "process").write_text("command.e")
+
+    assert (job.process_id(), earlier.process_id(), empty.process_id()) == ("command.c", "command.e", None)
 
 
 async def test_folder_that_was_voided_begins_nothing(commands: Commands) -> None:

@@ -16,7 +16,7 @@ import pytest
 from mainstay.commands import shim
 from mainstay.commands.job import Beginning, Job, Started, Status, own_boot
 from mainstay.commands.os_tree import Remains, end, end_lost
-from tests.commands.conftest import Commands, ended, size
+from tests.commands.conftest import Commands, ended, size, written
 from tests.kit import until
 
 GROW = """
@@ -45,7 +45,7 @@ if how != "leave":
 
 
 def lines(job: Job) -> list[str]:
-    return (job.folder / "stdout").read_text().splitlines()
+    return written(job).decode().splitlines()
 
 
 def lives(pid: int) -> bool:
@@ -377,7 +377,7 @@ async def test_shim_that_cannot_say_who_it_is_begins_nothing(commands: Commands,
     failed = await commands.spawner.start(commands.request(job, ["touch", str(ran)]))
 
     assert str(failed) == "SpawnFailed(stage='folder', number=21)"
-    assert job.beginning() is Beginning.CLAIMED
+    assert job.beginning() is Beginning.UNTOUCHED
     assert "nothing was begun" in (await end_lost(job)).note
     assert job.void()
     assert job.beginning() is Beginning.VOID

@@ -213,9 +213,7 @@ async def _orphans(store: Store) -> tuple[str, ...]:
         return ()
     found = []
     for each in sorted(folder.iterdir()):
-        try:
-            process_id = (each / "process").read_text().strip()
-        except OSError:
+        if (process_id := Job(each).process_id()) is None:
             continue
         row = await store.process(process_id)
         if (row is None or row.pruned is not None or not row.live) and Job(each).held():

@@ -112,8 +112,6 @@ log = logging.getLogger("mainstay.commands")
 
 Watching: TypeAlias = Callable[[EngineRun, Job, Command], Coroutine[Any, Any, None]]
 
-PROCESS_FILE = "process"
-"""In a job folder: the id of the process that it belongs to."""
 LABEL = 200
 """Characters of a command line that are its label."""
 YOUNG = 3600.0
@@ -530,7 +528,7 @@ class CommandRun:
         reference = run.record.external_ref
         job = Job(jobs / reference["job"])
         try:
-            await asyncio.to_thread(_make, job, run.registration.id)
+            await asyncio.to_thread(job.create, run.registration.id)
         except OSError as error:
             why = f"its job folder cannot be made: {error.strerror}"
             return Success(msgspec.to_builtins(self._result("spawn_failed", reason=why)))
@@ -846,11 +844,6 @@ def _is_folder(path: Path) -> bool:
     return path.is_dir() and not path.is_symlink()
 
 
-def _make(job: Job, process_id: str) -> None:
-    job.create()
-    (job.folder / PROCESS_FILE).write_text(process_id, encoding="utf-8")
-
-
 def _size(path: Path) -> int:
     try:
         return path.stat().st_size
@@ -869,13 +862,10 @@ def _folders(jobs: str) -> list[Path]:
 
 def _named_by(folder: Path) -> tuple[str | None, float]:
     """The process that a job folder names, and how old the folder is, in seconds."""
-    try:
+    age = 0.0
+    with contextlib.suppress(OSError):
         age = time.time() - folder.stat().st_mtime
-        return (folder / PROCESS_FILE).read_text(encoding="utf-8"), age
-    except (OSError, UnicodeDecodeError):
-        with contextlib.suppress(OSError):
-            return None, time.time() - folder.stat().st_mtime
-        return None, 0.0
+    return Job(folder).process_id(), age
 
 
 def _status(job: Job) -> Status | None:

@@ -4,10 +4,10 @@ A folder is enough to find a command again, from any Runtime on its machine:
 
     `status` there                 it ended; this is how
     `lock` held                    its shim lives, and so does the command, or its end is being written
-    `started` complete             the shim died: what it left is to be looked for (`os_tree.end_lost`)
-    `started` empty, or none       the command never ran, and never will: `void` sees to that
+    `started` there                the shim died: what it left is to be looked for (`os_tree.end_lost`)
+    none of these                  the command never ran, and never will: `void` sees to that
 
-`shim.py` writes, and says what each file is.
+`shim.py` writes, and says what each file is. Before it comes, `lock` is made with the id of the command's process.
 """
 
 from __future__ import annotations
@@ -40,6 +40,9 @@ POLL = 0.01
 VOID = b"void\n"
 UNREADABLE = b"\0"
 LARGEST_TEXT = 1 << 16
+LOCK = "lock"
+EARLIER = "process"
+"""Where folders of earlier releases have the id of their process."""
 
 
 def is_supported() -> bool:
@@ -122,8 +125,7 @@ class Beginning(Enum):
     """How far a folder's command got, by its files alone."""
 
     UNTOUCHED = "untouched"
-    CLAIMED = "claimed"
-    """A shim began to begin it. If that shim is gone, the command never ran."""
+    """Nothing ran. A shim that holds the lock may be about to begin it."""
     STARTED = "started"
     VOID = "void"
 
@@ -156,18 +158,30 @@ class Job:
     def new_name() -> str:
         return secrets.token_hex(16)
 
-    def create(self) -> None:
-        """Make the folder, for its owner alone."""
+    def create(self, process_id: str = "") -> None:
+        """Make the folder, for its owner alone, and note the process that it belongs to."""
         self.folder.mkdir(mode=0o700, exist_ok=True)
+        if process_id:
+            fd = os.open(self.folder / LOCK, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                os.write(fd, process_id.encode())
+            finally:
+                os.close(fd)
+
+    def process_id(self) -> str | None:
+        """The process that the folder belongs to; None if it does not say."""
+        try:
+            text = self._text(LOCK) or self._text(EARLIER)
+        except OSError:
+            return None
+        return text.decode(errors="replace") if text and text != UNREADABLE else None
 
     # ------------------------------------------------------------ what is there
 
     def beginning(self) -> Beginning:
         text = self._text("started")
-        if text is None:
-            return Beginning.UNTOUCHED
         if not text:
-            return Beginning.CLAIMED
+            return Beginning.UNTOUCHED
         return Beginning.VOID if text == VOID else Beginning.STARTED
 
     def started(self) -> Started | None:
@@ -198,7 +212,7 @@ class Job:
     def void(self) -> bool:
         """See to it that nothing begins here, now or later; False if something did, or may just be about to."""
         self.create()
-        os.close(os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        os.close(os.open(self.folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         with self._lock(fcntl.LOCK_EX) as taken:
             if not taken:
                 return False
@@ -242,7 +256,7 @@ class Job:
     def _lock(self, how: int) -> Generator[bool | None, None, None]:
         """Whether the lock could be taken, for as long as the block lasts; None if there is none."""
         try:
-            fd = os.open(self.folder / "lock", os.O_RDWR | os.O_CLOEXEC)
+            fd = os.open(self.folder / LOCK, os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
             yield None
             return
