@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import os
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mainstay import Agent, Image, Runtime, ToolCall, ToolError, Workspace
+from mainstay.model.edit import PAYLOAD
 from mainstay.model.message import Document, Inline
 from mainstay.model.tool import Ok
 from mainstay.testing import ScriptedModel
@@ -277,6 +279,24 @@ async def test_an_edit_leaves_all_other_bytes_as_they_are(tools: FileTools, work
     await ask(tools, "edit_file", path="a.txt", old_text="one", new_text="two")
 
     assert (work / "a.txt").read_bytes() == b"caf\xe9\r\ntwo\r\n\0"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "replace_all"),
+    [("old rest", "new rest", False), ("first old", "first new", False), ("a old b", "a new b", False),
+     ("old", "new", False), ("a old b old", "a new b new", True)],
+)  # fmt: skip
+async def test_a_plan_names_the_content_before_and_after(
+    tools: FileTools, work: Path, before: str, after: str, replace_all: bool
+) -> None:
+    (work / "a.txt").write_text(before)
+
+    call = await prepare(tools, "edit_file", path="a.txt", old_text="old", new_text="new", replace_all=replace_all)
+    await execute(tools, call)
+
+    digests = [hashlib.sha256(each.encode()).hexdigest() for each in (before, after)]
+    assert [call.payload[PAYLOAD]["before"], call.payload[PAYLOAD]["after"]] == digests
+    assert (work / "a.txt").read_text() == after
 
 
 async def test_a_file_that_changes_before_its_edit_is_left_alone(tools: FileTools, work: Path) -> None:

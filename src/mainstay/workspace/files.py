@@ -34,7 +34,7 @@ NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Content(NamedTuple):
-    """What a file holds. `data` is None where there is more of it than was asked for."""
+    """What a file holds. `data` is None where there is more of it than was asked for; `digest` is "" where none was."""
 
     digest: str
     size: int
@@ -43,12 +43,12 @@ class Content(NamedTuple):
 
 
 def content(
-    paths: Paths, place: Place, limit: int, known: Content | None = None, digest_all: bool = True
+    paths: Paths, place: Place, limit: int, known: Content | None = None, digested: bool = True
 ) -> Content | None:
     """What is at a place; None where nothing is. A link is what it says.
 
-    `known` is what was there before: comparing with it takes a tenth of the time of a digest. Without `digest_all`
-    there is no digest of what has more than `limit` bytes.
+    `known` is what was there before: comparing with it takes a tenth of the time of a digest. Not `digested`: the caller
+    makes that of a file with its own (`digests`).
     """
     if place.folder < 0:
         return None
@@ -63,9 +63,11 @@ def content(
         found = os.fstat(descriptor)
         mode = stat.S_IMODE(found.st_mode)
         if found.st_size <= limit and len(data := _read(file.fileno(), limit + 1)) <= limit:
+            if not digested:
+                return Content("", len(data), mode, data)
             same = known is not None and data == known.data
             return Content(known.digest if known and same else hashlib.sha256(data).hexdigest(), len(data), mode, data)
-        if not digest_all:
+        if not digested:
             return Content("", found.st_size, mode, None)
         file.seek(0)
         seen, left = hashlib.sha256(), os.fstat(descriptor).st_size
@@ -73,6 +75,15 @@ def content(
             seen.update(piece)
             left -= len(piece)
         return Content(seen.hexdigest(), found.st_size - left, mode, None)
+
+
+def digests(before: bytes, after: bytes, same: int) -> tuple[str, str]:
+    """The digests of two contents whose first `same` bytes are the same: these are looked at once."""
+    first = hashlib.sha256(memoryview(before)[:same])
+    second = first.copy()
+    first.update(memoryview(before)[same:])
+    second.update(memoryview(after)[same:])
+    return first.hexdigest(), second.hexdigest()
 
 
 def _of_link(target: str) -> Content:
@@ -169,12 +180,14 @@ def remove(place: Place) -> None:
     os.fsync(place.folder)
 
 
-def edited(data: bytes, old: str, new: str, replace_all: bool, path: str) -> tuple[bytes, int]:
-    """The content with `old` replaced, and how often it was there. Raises ToolError where that is not decided."""
+def edited(data: bytes, old: str, new: str, replace_all: bool, path: str) -> tuple[bytes, int, int]:
+    """The content with `old` replaced, how often it was there, and from which byte on. Raises ToolError where that is
+    not decided."""
     wanted = old.encode()
     at = data.find(wanted)
     if at >= 0 and not replace_all and data.find(wanted, at + 1) < 0:
-        return b"".join((data[:at], new.encode(), data[at + len(wanted) :])), 1  # the usual case, in one pass
+        whole = memoryview(data)
+        return b"".join((whole[:at], new.encode(), whole[at + len(wanted) :])), 1, at  # the usual case, in one pass
     count = data.count(wanted)
     if count == 0:
         hint = ""
@@ -184,9 +197,9 @@ def edited(data: bytes, old: str, new: str, replace_all: bool, path: str) -> tup
             hint = " (without the white space around it, it is there)"
         raise ToolError(f"{path} does not contain that text{hint}: read the file, and give it exactly", code="no_match")
     if not replace_all:
-        at, lines = -1, list[int]()
-        while len(lines) < 5 and (at := data.find(wanted, at + 1)) >= 0:
-            lines.append(data.count(b"\n", 0, at) + 1)
+        place, lines = -1, list[int]()
+        while len(lines) < 5 and (place := data.find(wanted, place + 1)) >= 0:
+            lines.append(data.count(b"\n", 0, place) + 1)
         where = ", ".join(str(each) for each in lines) + (", …" if len(lines) == 5 else "")
         raise ToolError(
             f"{path} contains that text more than once (lines {where}): give more of what is around it, "
@@ -194,4 +207,4 @@ def edited(data: bytes, old: str, new: str, replace_all: bool, path: str) -> tup
             code="several_matches",
             data={"lines": lines},
         )
-    return data.replace(wanted, new.encode()), count
+    return data.replace(wanted, new.encode()), count, at

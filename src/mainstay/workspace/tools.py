@@ -84,10 +84,12 @@ async def _to_its_end(work: Callable[[], R]) -> R:
 
 @dataclass(frozen=True, slots=True)
 class _Change:
-    """What a tool makes of a file: `new` is its content from now on, None where it is deleted."""
+    """What a tool makes of a file: `new` is its content from now on, None where it is deleted. The first `same` bytes
+    are as they were."""
 
     new: bytes | None
     answer: dict[str, Any]
+    same: int = 0
 
 
 @dataclass(slots=True)
@@ -427,10 +429,14 @@ def _plan(
     with paths.locate(path, change=True, follow=False, missing=True) as place, telling(path):
         if place.folder < 0 and not _makes_folders(kwargs):
             raise ToolError(f"{paths.shown(place)}: there is no such file or folder", code="not_found")
-        now = files.content(paths, place, files.MAX_EDIT, digest_all=change is not _edited)
+        now = files.content(paths, place, files.MAX_EDIT, digested=change is not _edited)
         made = change(paths.shown(place), now, kwargs)
+    if now is not None and now.data is not None and made.new is not None and not now.digest:
+        before, after = files.digests(now.data, made.new, made.same)
+        now = now._replace(digest=before)
+    else:
+        after = None if made.new is None else hashlib.sha256(made.new).hexdigest()
     claim.remember(now, made)
-    after = None if made.new is None else hashlib.sha256(made.new).hexdigest()
     if now is None:
         return EditPlan(path, None, after), None
     data = now.data if now.size <= files.MAX_KEPT else None
@@ -496,8 +502,8 @@ def _edited(path: str, now: Content | None, kwargs: dict[str, Any]) -> _Change:
         raise ToolError(
             f"{path} has {now.size:,} bytes; files of up to {files.MAX_EDIT:,} can be edited", code="file_too_large"
         )
-    data, count = files.edited(now.data, old, new, kwargs.get("replace_all", False), path)
-    return _Change(data, {"path": path, "replaced": count, "size": len(data)})
+    data, count, same = files.edited(now.data, old, new, kwargs.get("replace_all", False), path)
+    return _Change(data, {"path": path, "replaced": count, "size": len(data)}, same)
 
 
 def _deleted(path: str, now: Content | None, kwargs: dict[str, Any]) -> _Change:
