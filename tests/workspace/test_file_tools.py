@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import hashlib
 import os
+import struct
+import threading
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +30,24 @@ from mainstay.workspace.search import Query, glob_pattern, search
 from mainstay.workspace.tools import FileTools
 from tests.workspace.asking import ask, execute, prepare, refused
 
-PNG = b"\x89PNG\r\n\x1a\n" + bytes(20)
+
+def png(width: int = 1, height: int = 1) -> bytes:
+    """A picture in black, however large it says it is."""
+    chunks = [(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)), (b"IDAT", zlib.compress(bytes(2)))]
+    parts = [
+        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+        for name, data in [*chunks, (b"IEND", b"")]
+    ]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+
+
+GIF = base64.b64decode("R0lGODlhAQABAAAAACH5BAEKAAEALAAAAAABAAEAAAICTAEAOw==")
+WEBP = base64.b64decode("UklGRhoAAABXRUJQVlA4TA0AAAAvAAAAEAcQERGIiP4HAA==")
+JPEG = (
+    b"\xff\xd8\xff\xe0\0\x10JFIF\0\1\1\0\0\1\0\1\0\0\xff\xdb\0\x43\0" + b"\1" * 64
+    + b"\xff\xc0\0\x0b\x08\0\1\0\1\1\1\x11\0\xff\xda\0\x08\1\1\0\0\x3f\0\xd2\xcf\xff\xd9"
+)  # fmt: skip
+PDF = b"%PDF-1.7\n\0\xe2\xe3\ntrailer\n%%EOF\n"
 
 
 @pytest.fixture
@@ -109,12 +130,47 @@ async def test_a_binary_file_is_typed_and_its_bytes_can_be_read(tools: FileTools
     assert (found["content"], found["encoding"], found["next_offset"]) == ("f0VMRg==", "base64", 4)
 
 
-async def test_a_picture_and_a_pdf_are_shown_as_such(tools: FileTools, work: Path) -> None:
-    (work / "p.dat").write_bytes(PNG)
-    (work / "d.pdf").write_bytes(b"%PDF-1.7")
+@pytest.mark.parametrize(
+    ("data", "kind"),
+    [(png(), "image/png"), (GIF, "image/gif"), (JPEG, "image/jpeg"), (WEBP, "image/webp"), (PDF, "application/pdf")],
+    ids=["png", "gif", "jpeg", "webp", "pdf"],
+)
+async def test_pictures_and_pdfs_are_shown_as_such_whatever_they_are_called(
+    tools: FileTools, work: Path, data: bytes, kind: str
+) -> None:
+    (work / "p.txt").write_bytes(data)
 
-    assert await ask(tools, "read_file", path="p.dat") == Image(Inline(PNG), "image/png", "p.dat")
-    assert isinstance(await ask(tools, "read_file", path="d.pdf"), Document)
+    made = Document if kind == "application/pdf" else Image
+    assert await ask(tools, "read_file", path="p.txt") == made(Inline(data), kind, "p.txt")
+
+
+@pytest.mark.parametrize("data", [png(), GIF, JPEG, WEBP, PDF], ids=["png", "gif", "jpeg", "webp", "pdf"])
+async def test_a_picture_that_is_cut_anywhere_is_none(tools: FileTools, work: Path, data: bytes) -> None:
+    """A service that is shown one refuses the conversation for ever."""
+    told = set()
+    for length in range(12, len(data) - 2):
+        (work / "p.png").write_bytes(data[:length])
+        told.add(await refused(tools, "read_file", path="p.png"))
+
+    assert told <= {"broken_picture", "binary_file", ""}, "a text, before the first byte that no text has"
+    assert "broken_picture" in told
+    assert not isinstance(await ask(tools, "read_file", path="p.png", unit="bytes"), Image | Document)
+
+
+@pytest.mark.parametrize("size", [(50_000, 50_000), (1, 8001), (0, 1)])
+async def test_a_picture_that_is_too_large_for_any_model_is_refused(
+    tools: FileTools, work: Path, size: tuple[int, int]
+) -> None:
+    (work / "bomb.png").write_bytes(png(*size))
+
+    assert await refused(tools, "read_file", path="bomb.png") == "broken_picture"
+
+
+@pytest.mark.parametrize("text", ["GIF8 is how they begin.\n", "%PDF-1.7 is a version.\n"])
+async def test_a_text_that_begins_like_a_picture_is_a_text(tools: FileTools, work: Path, text: str) -> None:
+    (work / "about.txt").write_text(text)
+
+    assert (await ask(tools, "read_file", path="about.txt"))["content"] == text
 
 
 async def test_a_line_that_is_too_long_is_cut_and_that_is_said(tools: FileTools, work: Path) -> None:
@@ -154,6 +210,35 @@ async def test_a_file_that_grows_is_read_as_it_was_when_it_was_opened(tools: Fil
         found = reading._lines(file, size, 0, None, "log.txt")
 
     assert (found["content"], found["eof"]) == ("one\n", True)
+
+
+async def test_a_file_that_is_written_to_while_it_is_read_says_so(tools: FileTools, work: Path) -> None:
+    """The line is behind 32 MB without one: time enough for the other thread."""
+    with open(work / "log.txt", "wb") as file:
+        file.write(b"first" + b"x" * 9000)
+        file.seek(32 * 1024**2)
+        file.write(b"\nlast\n")
+    over = threading.Event()
+
+    def write() -> None:
+        with open(work / "log.txt", "r+b", buffering=0) as file:
+            while not over.is_set():
+                file.write(b"F")
+                file.seek(0)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        async with asyncio.timeout(60):
+            while "changed_while_read" not in (found := await ask(tools, "read_file", path="log.txt", offset=2)):
+                pass
+    finally:
+        over.set()
+        writer.join()
+
+    assert found["content"] == "last\n"
+    assert found["changed_while_read"] is True
+    assert "changed_while_read" not in await ask(tools, "read_file", path="log.txt", offset=2)
 
 
 async def test_an_outline_names_what_a_file_declares(tools: FileTools, work: Path) -> None:

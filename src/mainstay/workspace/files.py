@@ -47,8 +47,8 @@ def content(
 ) -> Content | None:
     """What is at a place; None where nothing is. A link is what it says.
 
-    `known` is what was there before: comparing with it takes a tenth of the time of a digest. Not `digested`: the caller
-    makes that of a file with its own (`digests`).
+    `known` is what was there before: comparing with it takes a tenth of the time of a digest. Not `digested`: there is
+    no digest, the caller makes it together with another one (`digests`).
     """
     if place.folder < 0:
         return None

@@ -15,6 +15,7 @@ from mainstay.errors import ToolError
 from mainstay.model.message import Document, Image
 from mainstay.workspace.files import PIECE
 from mainstay.workspace.paths import Paths, Place
+from mainstay.workspace.pictures import picture_fault, picture_type
 
 Unit: TypeAlias = Literal["lines", "bytes"]
 
@@ -23,28 +24,18 @@ MAX_BYTES = 48 * 1024
 MAX_PICTURE = 20 * 1024 * 1024
 SNIFFED = 8192
 
-PICTURES = ((b"\x89PNG\r\n\x1a\n", "image/png"), (b"\xff\xd8\xff", "image/jpeg"), (b"GIF8", "image/gif"))
-
-
-def picture_type(head: bytes) -> str | None:
-    """The media type of a picture by its first bytes, and of a PDF: what a model can be shown as it is."""
-    if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
-        return "image/webp"
-    if head[:5] == b"%PDF-":
-        return "application/pdf"
-    return next((kind for magic, kind in PICTURES if head.startswith(magic)), None)
-
 
 def shown_file(paths: Paths, place: Place, offset: int, limit: int | None, unit: Unit) -> Any:
     """What `read_file` returns."""
     path = paths.shown(place)
     with open(paths.open_file(place.folder, place.name), "rb", buffering=0) as file:
-        size = os.fstat(file.fileno()).st_size
-        head = os.pread(file.fileno(), SNIFFED, 0)
-        kind = picture_type(head)
+        before = os.fstat(file.fileno())
+        size, head = before.st_size, os.pread(file.fileno(), SNIFFED, 0)
+        kind, binary = picture_type(head), b"\0" in head
         if kind is not None and unit == "lines":
-            return _picture(file, path, place.name, kind, size)
-        binary = b"\0" in head
+            picture = _picture(file, path, place.name, kind, size, binary)
+            if picture is not None:
+                return picture
         if binary and unit == "lines":
             raise ToolError(
                 f"{path} is binary ({size:,} bytes): read its bytes with unit='bytes'",
@@ -57,17 +48,28 @@ def shown_file(paths: Paths, place: Place, offset: int, limit: int | None, unit:
             _bytes(file, size, offset, limit, binary) if unit == "bytes" else _lines(file, size, offset, limit, path)
         )
         answer = {"path": path, "size": size, **found}
-        if os.fstat(file.fileno()).st_size != size:
+        after = os.fstat(file.fileno())
+        if (after.st_size, after.st_mtime_ns) != (size, before.st_mtime_ns):
             answer["changed_while_read"] = True
         return answer
 
 
-def _picture(file: BinaryIO, path: str, name: str, kind: str, size: int) -> Image | Document:
+def _picture(file: BinaryIO, path: str, name: str, kind: str, size: int, binary: bool) -> Image | Document | None:
+    """The file as a picture; None where it is a text that only begins like one."""
     if size > MAX_PICTURE:
         raise ToolError(
             f"{path} is a picture of {size:,} bytes; {MAX_PICTURE:,} are shown at most", code="file_too_large"
         )
     data = file.read(size)
+    fault = picture_fault(data, kind)
+    if fault and not binary:
+        return None
+    if fault:
+        raise ToolError(
+            f"{path} cannot be shown as {kind}: {fault}; unit='bytes' reads its bytes",
+            code="broken_picture",
+            data={"size": size},
+        )
     made: type[Image | Document] = Document if kind == "application/pdf" else Image
     return made.from_bytes(data, kind, name)
 

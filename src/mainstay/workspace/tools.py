@@ -431,11 +431,12 @@ def _plan(
             raise ToolError(f"{paths.shown(place)}: there is no such file or folder", code="not_found")
         now = files.content(paths, place, files.MAX_EDIT, digested=change is not _edited)
         made = change(paths.shown(place), now, kwargs)
+    after = None
     if now is not None and now.data is not None and made.new is not None and not now.digest:
         before, after = files.digests(now.data, made.new, made.same)
         now = now._replace(digest=before)
-    else:
-        after = None if made.new is None else hashlib.sha256(made.new).hexdigest()
+    elif made.new is not None:
+        after = hashlib.sha256(made.new).hexdigest()
     claim.remember(now, made)
     if now is None:
         return EditPlan(path, None, after), None
