@@ -47,7 +47,7 @@ class Starts(Protocol):
     @property
     def spawner(self) -> Spawner: ...
 
-    def jobs(self) -> Path: ...
+    def bound_jobs(self) -> Path: ...
 
     def environment_of(self, command: Command, values: Mapping[str, str]) -> dict[str, str]: ...
 
@@ -86,7 +86,7 @@ class PipedCommands:
 
     async def start(self, label: str, command: Command, values: Mapping[str, str]) -> PipedCommand:
         starts = self._starts
-        jobs = starts.jobs()
+        jobs = starts.bound_jobs()
         command, rules = await starts.confined(command)
         env, cwd = starts.environment_of(command, values), command.cwd
         check(command.argv, env, cwd)
@@ -118,6 +118,9 @@ class PipedCommands:
                 raise CommandsUnavailable(f"{label} cannot be started: {started.reason}")
             ours.pop_all()
             return PipedCommand(job, started, write, out, command.grace)
+
+    async def check(self, command: Command) -> None:
+        _ = await self._starts.confined(command)
 
     async def end_leftovers(self) -> int:
         store = self._starts.store

@@ -22,6 +22,9 @@ What holds, and by what:
     other processes   a pid namespace with its own /proc; without one Landlock's scopes, and /proc is not granted
     the kernel        no capabilities, no new privileges, and the calls in `REFUSED`
 
+A command that only `computes` is granted less: it can make no file, no process and no thread. The kernel ends it when
+its shim dies.
+
 Attributes (mode, owner, times) are no matter of Landlock's, so without a mount namespace the calls that change them are
 refused. Calls are refused with EPERM; an architecture other than the interpreter's is refused as a whole.
 
@@ -55,9 +58,11 @@ NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET = (
     0x20000, 0x2000000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000,
 )  # fmt: skip
 NEW_ANY = NEWNS | NEWCGROUP | NEWUTS | NEWIPC | NEWUSER | NEWPID | NEWNET
-PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 4, 24, 38, 47, 4
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 1, 4, 24, 38
+PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 47, 4
+ADDR_NO_RANDOMIZE = 0x40000
 CAPABILITY_VERSION = 0x20080522
-EPERM, EINVAL, ENOSYS, ETIMEDOUT = 1, 22, 38, 110
+EPERM, EAGAIN, EINVAL, ENOSYS, ETIMEDOUT = 1, 11, 22, 38, 110
 SIOCSIFFLAGS, IFF_UP = 0x8914, 1
 TIOCSTI, TIOCLINUX = 0x5412, 0x541C
 AF_UNIX, AF_INET, AF_INET6, AF_NETLINK = 1, 2, 10, 16
@@ -84,7 +89,7 @@ CALLS = {
     "prctl": (157, 167), "capset": (126, 91), "seccomp": (317, 277), "prlimit64": (302, 261),
     "landlock_create_ruleset": (444, 444), "landlock_add_rule": (445, 445), "landlock_restrict_self": (446, 446),
     "socket": (41, 198), "socketpair": (53, 199), "openat2": (437, 437), "ioctl": (16, 29), "clone3": (435, 435),
-    "setpriority": (141, 140), "ioprio_set": (251, 30),
+    "setpriority": (141, 140), "ioprio_set": (251, 30), "personality": (135, 92),
 }  # fmt: skip
 REFUSED = (
     # other processes
@@ -102,6 +107,8 @@ REFUSED = (
 )  # fmt: skip
 REFUSED_X86 = (172, 173)
 """Ports: iopl, ioperm."""
+FORKS_X86 = (57, 58)
+"""The older shapes of clone: fork, vfork."""
 SHARED = (
     # System V and POSIX: memory, semaphores and queues of other processes of this user
     (29, 194), (30, 196), (31, 195), (64, 190), (65, 193), (66, 191), (220, 192), (68, 186), (69, 189), (70, 188),
@@ -180,7 +187,8 @@ class Rules:
         self.write, self.read = self.all(b"write"), self.all(b"read")
         self.protect, self.hide, self.keep = self.all(b"protect"), self.all(b"hide"), self.all(b"keep")
         self.network, self.accept = self.one(b"network") == b"1", self.all(b"accept")
-        self.home = HOME
+        self.computes = self.one(b"computes") == b"1"
+        self.home = b"/" if self.computes else HOME
 
     def all(self, word: bytes) -> list[bytes]:
         return self.values.get(word, [])
@@ -202,7 +210,8 @@ class Confined:
         self.status: int | None = None
         self.socket: _socket.socket | None = None
         self.group = b""
-        if self.rules.how == b"landlock":
+        self.parent = os.getpid()
+        if self.rules.how == b"landlock" and not self.rules.computes:
             self.rules.home = folder + b"/tmp"
             os.mkdir("tmp", 0o700)
 
@@ -229,6 +238,8 @@ class Confined:
             if self.keeper == 0:
                 try:
                     os.setsid()
+                    if self.rules.computes:  # a shim that died before this is found gone by `begin_leader`
+                        self.kernel.do("prctl", PR_SET_PDEATHSIG, _signal.SIGKILL, 0, 0, 0)
                     self._make_namespaces()
                     if begin_leader(self.kernel, theirs) == 0:
                         return 0
@@ -314,7 +325,7 @@ class Confined:
     # ------------------------------------------------------------------ in the leader
 
     def environment(self, env: dict[bytes, bytes]) -> dict[bytes, bytes]:
-        temporary = self.rules.home if self.rules.how == b"landlock" else TEMPORARY
+        temporary = self.rules.home if self.rules.how == b"landlock" or self.rules.computes else TEMPORARY
         return {b"HOME": self.rules.home, b"TMPDIR": temporary} | env
 
     def lock(self) -> None:
@@ -327,6 +338,14 @@ class Confined:
                 most = int(value) + (1 if word == b"processes" else 0)
                 kernel.do("prlimit64", 0, number, most.to_bytes(8, sys.byteorder) * 2, None)
         kernel.do("prlimit64", 0, RLIMIT_CORE, bytes(16), None)
+        if rules.computes:
+            kernel.attempt(
+                "personality", ADDR_NO_RANDOMIZE
+            )  # the same addresses each time: what is sorted by them is too
+            if rules.how == b"landlock":
+                kernel.do("prctl", PR_SET_PDEATHSIG, _signal.SIGKILL, 0, 0, 0)
+                if os.getppid() != self.parent:
+                    os._exit(127)
         drop_capabilities(kernel)
         kernel.do("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
         self._landlock()
@@ -351,10 +370,11 @@ class Confined:
             granted += [(b"/proc/" + name, READ_FILE) for name in PROC_FILES]
             granted += [(b"/dev/" + name, READ_FILE | WRITE_FILE | IOCTL_DEV) for name in DEVICES]
             granted += [(path, changing if b"git" in rules.accept else READING) for path in rules.write]
-            granted.append((rules.home, changing))
+            granted += [] if rules.computes else [(rules.home, changing)]
         else:
             granted = [(b"/", READING), (b"/dev", READING | WRITE_FILE | IOCTL_DEV)]
-            granted += [(path, changing) for path in (*rules.write, TEMPORARY, b"/dev/shm")]
+            own = () if rules.computes else (TEMPORARY, b"/dev/shm")
+            granted += [(path, changing) for path in (*rules.write, *own)]
         for path, access in granted:
             try:
                 fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
@@ -503,7 +523,8 @@ class Root:
             self._cover(path, hide=True)
         self.kernel.do("umount2", self.OLD, MNT_DETACH)
         os.rmdir(self.OLD)
-        self._restrict(b"/", ATTR_RDONLY)
+        for path in (b"/", TEMPORARY, b"/dev/shm") if self.rules.computes else (b"/",):
+            self._restrict(path, ATTR_RDONLY)
 
     def _make_devices(self) -> None:
         for name in DEVICES:
@@ -620,6 +641,7 @@ def bubblewrap_arguments(rules: Rules) -> list[bytes]:
     """The same file system and namespaces, in bubblewrap's words."""
     argv = [b"--unshare-ipc", b"--unshare-pid", b"--unshare-uts", b"--unshare-cgroup-try", b"--as-pid-1"]
     argv += [] if rules.network else [b"--unshare-net"]
+    argv += [b"--die-with-parent"] if rules.computes else []
     argv += [b"--proc", b"/proc", b"--dev", b"/dev", b"--tmpfs", TEMPORARY, b"--dir", HOME]
     writable = set(rules.write)
     for path in sorted({*rules.read, *writable}, key=lambda each: (each.count(b"/"), each)):
@@ -635,7 +657,8 @@ def bubblewrap_arguments(rules: Rules) -> list[bytes]:
         argv += _covering(rules, mounted, path, hide=False, make=False)
     for path in rules.hide:
         argv += _covering(rules, mounted, path, hide=True)
-    return [*argv, b"--remount-ro", b"/proc", b"--remount-ro", b"/"]
+    own = [b"--remount-ro", TEMPORARY, b"--remount-ro", b"/dev"] if rules.computes else []
+    return [*argv, b"--remount-ro", b"/proc", *own, b"--remount-ro", b"/"]
 
 
 def _covering(rules: Rules, mounted: set[bytes], path: bytes, hide: bool, make: bool = True) -> list[bytes]:
@@ -699,8 +722,11 @@ class Filter:
             self.line(AT_LEAST, X32, 0, 1)
             self.line(RETURN, ERRNO | EPERM)
 
-    def check_clone(self) -> None:
+    def check_clone(self, computes: bool) -> None:
         self.refuse([CALLS["clone3"][self.column]], ENOSYS)  # the C library goes on with clone, whose flags can be seen
+        if computes:  # neither a process nor a thread
+            self.refuse([CALLS["clone"][self.column], *(FORKS_X86 if self.column == 0 else ())], EAGAIN)
+            return
         self.line(EQUAL, CALLS["clone"][self.column], 0, 4)
         self.argument(0)
         self.line(ANY_BIT, NEW_ANY, 0, 1)
@@ -780,7 +806,7 @@ def filter_program(column: int, rules: Rules) -> bytes:
     found.check_machine()
     found.refuse([each[column] for each in REFUSED])
     found.refuse(list(REFUSED_X86) if column == 0 else [])
-    found.check_clone()
+    found.check_clone(rules.computes)
     found.check_terminal()
     if b"unix_sockets" not in rules.accept:
         found.check_pairs()

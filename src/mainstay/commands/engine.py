@@ -35,8 +35,10 @@ import hashlib
 import logging
 import os
 import secrets
+import shutil
 import signal
 import socket
+import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Mapping
 from pathlib import Path
@@ -192,7 +194,8 @@ class CommandEngine:
         self.boot = own_boot() if is_supported() else ""
         self.spawner = Spawner()
         path = getattr(store, "path", None)
-        self._sandbox = Sandbox(self.jobs, None if path is None else os.fspath(path))
+        self._sandbox = Sandbox(self.bound_jobs, None if path is None else os.fspath(path))
+        self._own_jobs = ""
         self._live: dict[str, str] = {}
         self.found: dict[str, Job] = {}
         self._values: dict[str, dict[str, str]] = {}
@@ -203,6 +206,8 @@ class CommandEngine:
     async def close(self) -> None:
         """The Runtime is left: its spawner ends. The shims go on."""
         await self.spawner.close()
+        if self._own_jobs:
+            await asyncio.to_thread(shutil.rmtree, self._own_jobs, ignore_errors=True)
 
     # ------------------------------------------------------------------ starting
 
@@ -249,6 +254,8 @@ class CommandEngine:
         check(command.argv, self.environment_of(command, values), command.cwd)
 
     def environment_of(self, command: Command, values: Mapping[str, str]) -> dict[str, str]:
+        if command.sandbox is not None and command.sandbox.computes:
+            return dict(command.env)
         env = environment(command, os.environ, values, self.settings.inherit)
         if command.sandbox is None or command.sandbox.how == "none":
             return env
@@ -270,6 +277,15 @@ class CommandEngine:
         if not isinstance(self.store, JobFolders):
             raise CommandsUnavailable("this store keeps no folders for commands: use a file, or 'memory'")
         return Path(self.store.jobs_folder())
+
+    def bound_jobs(self) -> Path:
+        """The same for bound commands, which nothing but this Runtime needs to find: where the store keeps no folders
+        there is one for as long as the Runtime lives."""
+        check_supported()
+        if isinstance(self.store, JobFolders):
+            return self.jobs()
+        self._own_jobs = self._own_jobs or tempfile.mkdtemp(prefix="mainstay-jobs-")
+        return Path(self._own_jobs)
 
     @contextlib.contextmanager
     def admitted(self, registration: Registration, known: ProcessRow | None, what: Any) -> Generator[AdmittedCommand]:

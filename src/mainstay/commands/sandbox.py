@@ -44,6 +44,8 @@ ETC = (
     "fonts", "java", "maven", "python3", "perl", "gitconfig",
 )  # fmt: skip
 """Of /etc, what programs need to run at all. Not its passwords and keys."""
+LIBRARIES = ("/lib", "/lib32", "/lib64", "/usr/lib", "/usr/lib32", "/usr/lib64", "/nix/store", "/etc/ld.so.cache")
+"""What a program needs to be loaded."""
 NOT_INHERITED = frozenset(
     {"HOME", "TMPDIR", "TEMP", "TMP", "DISPLAY", "WAYLAND_DISPLAY", "XDG_CACHE_HOME", "XDG_CONFIG_HOME",
      "XDG_DATA_HOME", "XDG_STATE_HOME", "XDG_RUNTIME_DIR"}
@@ -223,7 +225,8 @@ OWN = Programs()
 
 def rules_of(chosen: Confinement, own: Programs = OWN) -> list[bytes]:
     """A confinement as `confine.Rules` reads it."""
-    paths = (*SYSTEM, *(f"/etc/{name}" for name in ETC), *chosen.read)
+    system = LIBRARIES if chosen.computes else (*SYSTEM, *(f"/etc/{name}" for name in ETC))
+    paths = (*system, *chosen.read)
     if chosen.how == "bubblewrap":  # the keeper is begun inside
         paths = (*paths, *own.paths)
     read = [each for each in dict.fromkeys(paths) if each not in chosen.write]
@@ -235,6 +238,7 @@ def rules_of(chosen: Confinement, own: Programs = OWN) -> list[bytes]:
         "hide": chosen.hide,
         "accept": chosen.accept,
         "network": (str(int(chosen.network)),),
+        "computes": (str(int(chosen.computes)),),
         "how": (chosen.how,),
         "bwrap": (_bubblewrap(),),
         "python": (own.python, "-I", "-S", "-E", "-c", _INSIDE, own.here),

@@ -59,6 +59,8 @@ class Confinement(Struct, frozen=True, gc=False, omit_defaults=True):
     the system. `protect`: paths below them that it may not change, whether or not they exist. `hide`: folders below
     them that it may not see. `network`: it may use the network of the host. `accept`: gaps that the host accepts.
     `unsandboxed`: it runs without any of this where nothing enforces it. `how`: what enforces it; empty until chosen.
+    `computes`: it does nothing else: of the system it reads libraries alone, it makes no file, no process and no
+    thread, has no variables but its own, and dies with its shim.
     """
 
     write: tuple[str, ...] = ()
@@ -70,6 +72,7 @@ class Confinement(Struct, frozen=True, gc=False, omit_defaults=True):
     accept: tuple[SandboxGap, ...] = ()
     unsandboxed: bool = False
     how: Implementation | Literal[""] = ""
+    computes: bool = False
 
 
 def read_confinement(given: object) -> Confinement | None:
@@ -88,7 +91,7 @@ def read_confinement(given: object) -> Confinement | None:
             _check_path(name, path)
     if not isinstance(given.limits, SandboxLimits):
         raise InvalidCommand(f"sandbox: limits={quoted(given.limits):.200} is not usable: give SandboxLimits(…)")
-    for name in ("network", "unsandboxed"):
+    for name in ("network", "unsandboxed", "computes"):
         validate.flag(getattr(given, name), name, InvalidCommand)
     check_gaps(given.accept, InvalidCommand)
     if given.how:

@@ -45,6 +45,11 @@ class BoundCommands(Protocol):
         """
         ...
 
+    async def check(self, command: Command) -> None:
+        """Raise what `start` would raise for its sandbox: SandboxUnavailable where this machine cannot make it, or
+        InvalidCommand. Nothing is begun, but a self-test of the machine if it was never made."""
+        ...
+
     async def end_leftovers(self) -> int:
         """End what Runtimes left behind that are dead, by the identities in their folders; how many."""
         ...
