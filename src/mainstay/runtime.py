@@ -155,7 +155,9 @@ class Runtime:
         if not isinstance(self._commands, CommandSettings):
             raise InvalidDefinition(f"commands={quoted(commands)} is not usable: give CommandSettings(…)")
         self._search = None if search is None else validate.flag(search, "search", InvalidDefinition)
-        self._agents = by_name(agents)
+        given = tuple(validate.several(agents, "agents", InvalidDefinition))
+        self._agents = by_name(given)
+        self._given = tuple([agent.name for agent in given])
         if self._rate_limits:
             at_hand = [each.spec.model for each in self._agents.values()]
             check_limited(self._rate_limits, [*at_hand, *(each.name for each in self._models.values())])
@@ -630,6 +632,11 @@ class Runtime:
     def operations(self) -> RuntimeOperations:
         """What may be asked of the agents' plugins."""
         return RuntimeOperations(self._open())
+
+    @property
+    def agents(self) -> tuple[str, ...]:
+        """The names of the agents that it was given, without those that they give work to."""
+        return self._given
 
     @property
     def sessions(self) -> Sessions:

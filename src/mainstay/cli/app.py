@@ -10,6 +10,7 @@ from mainstay import __version__
 from mainstay.cli.demo import demo
 from mainstay.cli.doctor import doctor
 from mainstay.cli.maintenance import backup, compact, prune, restore
+from mainstay.cli.mcp import mcp
 from mainstay.cli.processes import logs, processes, ps, signal
 from mainstay.cli.run import call, operations, run, send, steer
 from mainstay.cli.sessions import approve, cancel, delete, fork, pending, reject, sessions, settle, show
@@ -47,6 +48,7 @@ app.command(rich_help_panel=WORK)(demo)
 app.command(rich_help_panel=WORK)(run)
 app.command(rich_help_panel=WORK)(send)
 app.command(rich_help_panel=WORK)(steer)
+app.command(rich_help_panel=WORK)(mcp)
 app.command(rich_help_panel=LOOK)(sessions)
 app.command(rich_help_panel=LOOK)(show)
 app.command(rich_help_panel=LOOK)(pending)

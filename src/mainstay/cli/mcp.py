@@ -1,0 +1,94 @@
+"""`mainstay mcp`: agents as the tools of an MCP server."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import signal
+import socket
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from mainstay.cli.host import OK, Refusal, StoreOption, on_signals, perform, store_path
+from mainstay.cli.render import complain
+from mainstay.cli.run import load_agent, load_functions
+from mainstay.runtime import Runtime
+from mainstay.server import mcp as make_server
+
+
+def mcp(
+    agents: Annotated[
+        list[str], typer.Argument(metavar="AGENT…", help="Where the agents are: module:attribute or file.py:attribute.")
+    ],
+    store: StoreOption = None,
+    namespace: Annotated[
+        str, typer.Option(help="What the ids of its sessions begin with; clients reach no others.")
+    ] = "",
+    http: Annotated[
+        int | None, typer.Option("--http", metavar="PORT", min=0, max=65535, help="Serve HTTP instead of stdio.")
+    ] = None,
+    host: Annotated[str, typer.Option(help="The address for HTTP, on this machine.")] = "127.0.0.1",
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show what the runtime logs.")] = False,
+) -> None:
+    """Serve agents to MCP clients: as tools, with their sessions as resources.
+
+    On stdin and stdout, until the client closes them; with --http at http://127.0.0.1:PORT/mcp, for programs of this
+    machine. A turn that a client asked for goes on when the client is gone, and after a crash when the server is
+    started again on the same store.
+    """
+    level = logging.INFO if verbose else logging.ERROR
+    logging.basicConfig(level=level, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
+
+    async def work() -> int:
+        if http is not None and not _is_local(host):
+            raise Refusal(
+                f"{host} can be reached from other machines, and this server asks nobody who they are: mount "
+                "`mainstay.server.mcp(runtime).streamable_http_app()` in an application of yours that does"
+            )
+        functions = {each.definition: each for name in agents for each in load_functions(name)}
+        runtime = Runtime(
+            store_path(store), agents=[load_agent(name) for name in agents], processes=list(functions.values())
+        )
+        server = make_server(runtime, namespace=namespace)
+        await (_on_stdio(runtime, server) if http is None else _over_http(runtime, server, host, http))
+        return OK
+
+    perform(work)
+
+
+def _is_local(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+async def _on_stdio(runtime: Runtime, server: Any) -> None:
+    from mcp.server.stdio import stdio_server  # an extra, checked before
+
+    me = asyncio.current_task()
+    assert me is not None
+    with on_signals({signal.SIGINT: me.cancel, signal.SIGTERM: me.cancel}):
+        async with runtime, stdio_server() as (reading, writing):
+            await server.run(reading, writing, server.create_initialization_options())
+
+
+async def _over_http(runtime: Runtime, server: Any, host: str, port: int) -> None:
+    import uvicorn  # the extra brings it
+
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listening = socket.create_server((host, port), family=family)
+    except OSError as error:
+        raise Refusal(f"{host}:{port} cannot be listened at ({error.strerror}): choose another --http PORT") from None
+    with listening:
+        app = server.streamable_http_app(host=host)
+        async with runtime:
+            shown = f"[{host}]" if ":" in host else host
+            complain(f"serving http://{shown}:{listening.getsockname()[1]}/mcp (Ctrl-C ends it)")
+            # Whoever stops it must not wait for turns: they go on in the next process.
+            config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1)
+            await uvicorn.Server(config).serve(sockets=[listening])
