@@ -25,7 +25,7 @@ OTHERS := 3.11 3.12 3.13 3.14
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: help setup demo lint types imports check quick test test-all test-again test-crash test-wire test-commands mutants soak fuzz cover bench bench-peers format clean \
+.PHONY: help setup demo lint types imports check quick test test-all test-again test-crash test-mcp test-wire test-commands mutants soak fuzz cover bench bench-peers format clean \
         $(addprefix smoke-,$(OTHERS))
 
 help: ## Show this list
@@ -135,6 +135,9 @@ test-crash: $(DEV) ## The crash matrix with every real kill and every pair of ki
 
 mutants: $(DEV) ## Break the code on purpose; each break must turn the crash matrix red
 	$(BIN)/python tests/mutants/run.py
+
+test-mcp: $(DEV) ## The official conformance suite of MCP; npm brings it
+	$(BIN)/python tests/server/conformance.py
 
 soak: $(DEV) ## Run for long under load, kills, stops and leavings (an hour)
 	$(BIN)/python tests/soak/run_verbs.py
