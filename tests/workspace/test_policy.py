@@ -460,6 +460,23 @@ ask   credential_read                cat .e*
 ask   credential_read                cat .en?
 ask   credential_read                cat < .env
 ask   credential_read                grep x .npmrc
+ask   credential_read                grep -r . .
+ask   credential_read                grep -rn '' src
+ask   credential_read                grep -Rv nothing .
+ask   credential_read                egrep -r '.*' .
+ask   credential_read                grep -re . .
+ask   credential_read                grep -r --regexp=. .
+ask   credential_read                grep --recursive = .
+ask   credential_read                grep -d recurse . .
+ask   credential_read                grep -r --include='*' . .
+ask   credential_read                grep -r --include=.env . .
+ask   credential_read                rg -uu . .
+ask   credential_read                rg --hidden '' .
+allow -                              grep -r --include='*.py' . .
+allow -                              grep -rn TODO .
+allow -                              grep -rn -A 3 TODO . src
+ask   credential_read                grep -rnA 3 . .
+allow -                              rg . src
 ask   credential_read                head -1 server.pem
 ask   credential_read                cat .ENV
 ask   credential_read                env
@@ -493,8 +510,8 @@ ask   outside_workspace              grep -f/etc/x y
 ask   outside_workspace              find / -name x
 ask   outside_workspace              find -O3 /etc -name passwd -exec cat {} +
 ask   outside_workspace              find -D search /etc -name passwd
-ask   outside_workspace              grep -rf/etc/passwd .
-ask   outside_workspace              grep -rnf../../etc/passwd .
+ask   credential_read,outside_workspace grep -rf/etc/passwd .
+ask   credential_read,outside_workspace grep -rnf../../etc/passwd .
 ask   credential_read                find . -name .env -exec cat {} +
 ask   credential_read                jq -n --arg a b env
 ask   credential_read                jq -n --indent 2 '$ENV'

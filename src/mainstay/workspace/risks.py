@@ -243,7 +243,41 @@ def _grep(it: Invocation, scene: Scene) -> Iterator[Finding]:
             if option.startswith(("--pre", "--hostname-bin", "--search-zip")) or re.match(r"-[^-]*z", option):
                 yield "unclear", f"rg {option} runs a program"
     pattern = None if patterns or not operands or operands[0].splits else operands[0]
+    if _searches_all(it.name, options) and _fits_any_line(it.args):
+        yield "credential_read", f"{it.name} shows every line below a folder, also of files that hold credentials"
     yield from _words_findings([each for each in it.args if each is not pattern], scene)
+
+
+def _searches_all(name: str, options: Sequence[str]) -> bool:
+    """Whether it looks into all files below a folder, also hidden ones."""
+    if name == "rg":
+        hidden = sum(each.count("u") for each in options if re.fullmatch(r"-[A-Za-z.]+", each)) >= 2
+        return hidden or bool(_has(options, ".", "hidden")) or options.count("--unrestricted") >= 2
+    named = [each.partition("=")[2] for each in options if each.startswith("--include=")]
+    if named and not any(_secret(each) or (each.startswith("*") and "." not in each) for each in named):
+        return False
+    return bool(_has(options, "rRd", "recursive", "dereference-recursive", "directories"))
+
+
+LITERAL = re.compile(r"(?<!\\)[A-Za-z0-9]{2}")
+"""Of a pattern that is written for something: two letters or digits that stand for themselves."""
+
+
+def _fits_any_line(words: Sequence[Word]) -> bool:
+    """Whether a search is for nothing: it shows whatever is there. A pattern that is not known may be one."""
+    options, operands, before = _options(words), list[str](), ""
+    if _has(options, "v", "invert-match"):
+        return True
+    given = [each[2:] for each in options if re.match(r"-e.", each)]
+    given += [each.partition("=")[2] for each in options if each.startswith("--regexp=")]
+    for each in words:
+        if re.fullmatch(r"-[A-Za-z]*e|--regexp", before):
+            given.append(each.value or "")
+        elif not (each.value or "").startswith("-") and not re.fullmatch(r"-[A-Za-z]*[ABCDdgmt]", before):
+            operands.append(each.value or "")  # and not what the option before it is given
+        before = each.value or ""
+    given = given or operands[:1]
+    return not given or any(LITERAL.search(each) is None for each in given)
 
 
 FIND_BEFORE = re.compile(r"-[LPHD]|-O\d*")
