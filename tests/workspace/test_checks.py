@@ -23,19 +23,8 @@ from tests.workspace.asking import Conversation
 pytestmark = pytest.mark.usefixtures("linux")
 
 RECORDED = Path(__file__).parent / "recorded"
+KILL = "python3 -c 'import os; os.kill(os.getppid(), 9)'; true"
 UNITTEST = f"{shlex.quote(sys.executable)} -m unittest"
-
-
-@pytest.fixture
-def linux() -> None:
-    if sys.platform != "linux":
-        pytest.skip("commands run on Linux")
-
-
-@pytest.fixture
-def work(tmp_path: Path) -> Path:
-    (tmp_path / "a project").mkdir()
-    return tmp_path / "a project"
 
 
 @pytest.fixture
@@ -79,16 +68,31 @@ async def test_output_that_is_not_understood_is_no_diagnosis_and_not_zero_failur
     passed = await model.call("run_test", command="echo all is well")
     failed = await model.call("run_test", command="echo oh no; exit 4")
 
-    assert passed["diagnosis"] is None
+    assert (passed["diagnosis"], passed["verdict"]) == (None, "unknown")
     assert "tests" not in passed
-    assert "verdict" not in passed
+    assert "failures" not in passed
     assert (failed["diagnosis"], failed["exit_code"], failed["stdout"]) == (None, 4, "oh no\n")
+    assert failed["verdict"] == "failed", "its code says so, whatever it printed"
+
+
+async def test_a_run_that_is_not_understood_and_was_killed_is_incomplete(model: Conversation) -> None:
+    told = await model.call("run_test", command=f"echo so far so good; {KILL}")
+
+    assert (told["diagnosis"], told["verdict"]) == (None, "incomplete")
+
+
+async def test_a_run_that_could_not_begin_is_a_failure_of_the_call(model: Conversation, work: Path) -> None:
+    (work / "broken").write_bytes(b"\x7fELF and no more")
+    (work / "broken").chmod(0o755)
+
+    assert await model.call("run_test", command=["./broken"]) == "spawn_failed"
+    assert await model.call("run_command", command=["./broken"]) == "spawn_failed"
 
 
 async def test_a_run_that_was_killed_is_incomplete_whatever_it_printed(model: Conversation) -> None:
     printed = "echo '===== 7 passed in 0.01s ====='"
 
-    killed = await model.call("run_test", command=f"{printed}; python3 -c 'import os; os.kill(os.getppid(), 9)'; true")
+    killed = await model.call("run_test", command=f"{printed}; {KILL}")
     failed = await model.call("run_test", command=f"{printed}; exit 1")
 
     assert (killed["status"], killed["verdict"]) == ("signaled", "incomplete")
@@ -162,6 +166,16 @@ async def test_the_runner_is_found_and_a_filter_given_to_it(model: Conversation,
     assert whole["failures"][0]["file"] == str(work.resolve() / "test_sum.py")
     assert (part["command"], part["verdict"]) == ("python3 -m unittest -k test_b", "passed")
     assert part["tests"] == {"passed": 1, "failed": 0, "skipped": 0, "errors": 0}
+
+
+async def test_tests_that_are_written_for_pytest_are_not_given_to_unittest(model: Conversation, work: Path) -> None:
+    """unittest would find none of them, and say that nothing failed."""
+    (work / "tests").mkdir()
+    (work / "tests" / "test_sum.py").write_text("def test_sum():\n    assert 1 + 1 == 3\n")
+
+    told = await model.call("run_test")
+
+    assert (told["runner"], told["because"]) == ("pytest", "tests in tests/test_sum.py that are written for pytest")
 
 
 async def test_a_choice_between_runners_is_left_to_the_model(model: Conversation, work: Path) -> None:

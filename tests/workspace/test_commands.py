@@ -31,18 +31,6 @@ NEVER = "600"
 """Seconds that a command sleeps which a test ends."""
 
 
-@pytest.fixture
-def linux() -> None:
-    if sys.platform != "linux":
-        pytest.skip("commands run on Linux")
-
-
-@pytest.fixture
-def work(tmp_path: Path) -> Path:
-    (tmp_path / "work").mkdir()
-    return tmp_path / "work"
-
-
 @contextlib.asynccontextmanager
 async def conversation(
     tools: FileTools, store: str | Path = "memory", session: str = "s"

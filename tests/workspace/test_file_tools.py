@@ -51,12 +51,6 @@ PDF = b"%PDF-1.7\n\0\xe2\xe3\ntrailer\n%%EOF\n"
 
 
 @pytest.fixture
-def work(tmp_path: Path) -> Path:
-    (tmp_path / "work").mkdir()
-    return tmp_path / "work"
-
-
-@pytest.fixture
 def tools(work: Path) -> FileTools:
     return Workspace([work]).tools()
 

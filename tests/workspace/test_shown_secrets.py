@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from tests.cli.shell import shell
 SECRET = "hunter2"
 LINE = f"echo --password={SECRET}"
 
-linux = pytest.mark.skipif(sys.platform != "linux", reason="commands run on Linux")
+linux = pytest.mark.usefixtures("linux")
 
 
 class Watcher(Plugin):
@@ -56,12 +55,6 @@ def agent(work: Path, calls: Sequence[ToolCall], *plugins: Plugin, policy: Polic
     policy = Policy(otherwise="allow") if policy is None else policy
     tools = Workspace([work], unsandboxed=True, policy=policy).tools(commands=True)
     return Agent(ScriptedModel([*[[call] for call in calls], "done"]), name="a", tools=[tools], plugins=list(plugins))
-
-
-@pytest.fixture
-def work(tmp_path: Path) -> Path:
-    (tmp_path / "work").mkdir()
-    return tmp_path / "work"
 
 
 @pytest.fixture

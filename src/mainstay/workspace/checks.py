@@ -25,10 +25,10 @@ from mainstay.model.command import CommandResult
 from mainstay.ports.tool import CommandHandle
 from mainstay.tools.context import ToolContext
 from mainstay.tools.define import Tool, tool
-from mainstay.workspace.commands import READ_BUDGET, awaited, command_of, ended, program_of, seconds_of
+from mainstay.workspace.commands import READ_BUDGET, awaited, command_of, did_begin, ended, program_of, seconds_of
 from mainstay.workspace.diagnosis import Diagnoser
-from mainstay.workspace.diagnosis.detection import WANTED, Detected, Purpose, Runner, detect
-from mainstay.workspace.diagnosis.report import Diagnosis, Ending, Failure
+from mainstay.workspace.diagnosis.detection import TEST_FOLDERS, Detected, Purpose, Runner, detect, wanted
+from mainstay.workspace.diagnosis.report import Diagnosis, Ending, Failure, unread_verdict
 from mainstay.workspace.paths import Paths, telling
 from mainstay.workspace.spawning import Program, Programs, SpawnOptions, refusals
 
@@ -72,7 +72,7 @@ class CheckTools:
         background_after: float = BACKGROUND_AFTER,
     ) -> dict[str, Any]:
         """Run the tests of a project, and get the failures with file, line and message. The verdict is passed, failed,
-        incomplete (it was cut) or unclear; "diagnosis": null means that the output was not understood.
+        incomplete (it was cut), unclear, or unknown where the output was not understood ("diagnosis": null).
 
         Args:
             command: What to run, a line for the shell or a list of arguments; if you leave it out, the runner is found
@@ -160,7 +160,7 @@ class CheckTools:
             begun = begun or program.text
         assert handle is not None
         answer = {"command": begun, **why}
-        state = await awaited(handle, ctx, wait)
+        state = did_begin(await awaited(handle, ctx, wait))
         if (await handle.record()).live:
             note = "It goes on, and you are told when it ends; then read_diagnosis tells what came out."
             return {**answer, **state, "note": note}
@@ -185,16 +185,12 @@ class CheckTools:
 
     def _detected(self, purpose: Purpose, cwd: str, store: str | None) -> Detected:
         paths = self._programs.paths.sparing(store)
-        names: list[str] = []
-        with paths.locate(cwd) as place, telling(cwd):
-            folder = paths.open_folder(place.folder, place.name)
-            try:
-                with os.scandir(folder) as entries:
-                    for entry, _ in zip(entries, range(MOST_NAMES), strict=False):
-                        names.append(f"{entry.name}/" if entry.is_dir() else entry.name)
-            finally:
-                os.close(folder)
-        texts = {name: _text(paths, os.path.join(cwd, name)) for name in WANTED if name in names}
+        names = _names(paths, cwd)
+        for folder in TEST_FOLDERS:
+            if folder in names:
+                with contextlib.suppress(ToolError):  # it tells nothing, then
+                    names += [f"{folder}{each}" for each in _names(paths, os.path.join(cwd, folder))]
+        texts = {name: _text(paths, os.path.join(cwd, name)) for name in wanted(names)}
         return detect(purpose, names, {name: text for name, text in texts.items() if text is not None})
 
     # ------------------------------------------------------------------ what came out
@@ -207,7 +203,8 @@ class CheckTools:
         answer = ended(result)
         if diagnosis is None:
             unread = "the output is of no tool that is known here: whether something failed, it alone tells"
-            return {**answer, "diagnosis": None, "note": "; ".join(filter(None, (answer.get("note"), note, unread)))}
+            answer |= {"verdict": unread_verdict(_ending(result)), "diagnosis": None}
+            return {**answer, "note": "; ".join(filter(None, (answer.get("note"), note, unread)))}
         told = shown(diagnosis, offset)
         if note:
             told["note"] = f"{told['note']}; {note}" if "note" in told else note
@@ -224,10 +221,10 @@ class CheckTools:
     ) -> tuple[Diagnosis | None, str]:
         """From all of the output, a block at a time."""
         diagnoser = Diagnoser()
-        whole = not (result.artifact_error or result.dropped_bytes or result.drain == "incomplete")
+        ending = _ending(result)
         for stream in ("stdout", "stderr"):
             offset = 0
-            while whole:
+            while ending.whole:
                 chunk = await handle.output(stream, offset)
                 await asyncio.to_thread(diagnoser.feed, stream, bytes(chunk))
                 offset = chunk.next
@@ -237,8 +234,12 @@ class CheckTools:
         if report is not None:
             paths = self._programs.paths.sparing(ctx.store_location)
             note = await asyncio.to_thread(_read_report, diagnoser, paths, report, result.started_at)
-        code = result.exit_code if result.status == "exited" else None
-        return await asyncio.to_thread(diagnoser.finish, Ending(code, whole)), note
+        return await asyncio.to_thread(diagnoser.finish, ending), note
+
+
+def _ending(result: CommandResult) -> Ending:
+    whole = not (result.artifact_error or result.dropped_bytes or result.drain == "incomplete")
+    return Ending(result.exit_code if result.status == "exited" else None, whole)
 
 
 def _one(found: Detected, purpose: Purpose, cwd: str, named: str | None) -> Runner:
@@ -270,6 +271,18 @@ def _filtered(runner: Runner, only: str | None) -> tuple[str, ...]:
     if not only or only.startswith("-"):
         raise ToolError("a filter is the name of a test or a part of it, and no option", code="invalid_tool_args")
     return runner.selecting(only)
+
+
+def _names(paths: Paths, path: str) -> list[str]:
+    """What is in a folder; folders with a slash."""
+    with paths.locate(path) as place, telling(path):
+        folder = paths.open_folder(place.folder, place.name)
+        try:
+            with os.scandir(folder) as entries:
+                found = zip(entries, range(MOST_NAMES), strict=False)
+                return [f"{entry.name}/" if entry.is_dir() else entry.name for entry, _ in found]
+        finally:
+            os.close(folder)
 
 
 def _text(paths: Paths, path: str) -> str | None:

@@ -95,7 +95,7 @@ class CommandTools:
         limit = None if timeout is None else seconds_of(timeout, "timeout", 0.001)
         options = SpawnOptions(KEY, program.text, "turn", stdin=stdin, timeout=limit)
         handle = await self._programs.run(ctx, program, options)
-        return await awaited(handle, ctx, wait)
+        return did_begin(await awaited(handle, ctx, wait))
 
     @tool(recovery="rerun", output_budget=READ_BUDGET)
     async def read_command_output(
@@ -294,6 +294,14 @@ async def awaited(handle: CommandHandle, ctx: ToolContext[Any], seconds: float) 
     if isinstance(outcome, Failed) and outcome.code != TimedOut.code:
         raise ToolError(outcome.message, code=outcome.code)
     return await _state(handle)
+
+
+def did_begin(state: dict[str, Any]) -> dict[str, Any]:
+    """What is told of a command. One that never began has done nothing: for the call that wanted it, that is a
+    failure."""
+    if state["status"] == "spawn_failed":
+        raise ToolError(f"it could not begin, nothing was run: {state.get('reason', '')}", code="spawn_failed")
+    return state
 
 
 async def _state(handle: CommandHandle) -> dict[str, Any]:

@@ -1,8 +1,9 @@
 """What a project is tested and built with, from the files in its folder.
 
-Pure: the names in the folder and the text of those in `WANTED` go in. What comes out is every runner that the files
-speak for, each with its reason. Where they speak for several, the caller is told, and nothing is guessed: only a
-Makefile gives way to the runner of a language, because it usually calls just that one, and `also` says so.
+Pure: the names in the folder, and in its folder of tests, and the text of those that are `wanted` go in. What comes out
+is every runner that the files speak for, each with its reason. Where they speak for several, the caller is told, and
+nothing is guessed: only a Makefile gives way to the runner of a language, because it usually calls just that one, and
+`also` says so.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ WANTED = (
     "pyproject.toml", "setup.cfg", "tox.ini", "pytest.ini", "requirements.txt", "requirements-dev.txt",
     "package.json", "Cargo.toml", "go.mod", "Makefile", "makefile", "GNUmakefile",
 )  # fmt: skip
-"""The files whose text is looked at."""
+"""The files whose text is looked at, besides some of the tests."""
+TEST_FOLDERS = ("tests/", "test/")
+MOST_TESTS = 5
+"""Files of tests that are looked at: the first ones tell what the others are written for."""
 
 
 class Runner(Struct, frozen=True, gc=False):
@@ -51,6 +55,11 @@ class Detected(Struct, frozen=True, gc=False):
 
     def named(self, name: str) -> Runner | None:
         return next((each for each in (*self.runners, *self.also) if each.name == name), None)
+
+
+def wanted(names: Collection[str]) -> list[str]:
+    """The files whose text tells something, of all names."""
+    return [*[each for each in WANTED if each in names], *_test_files(names)[:MOST_TESTS]]
 
 
 def detect(purpose: Purpose, names: Collection[str], texts: Mapping[str, str]) -> Detected:
@@ -122,15 +131,22 @@ def _inner(table: Any, *keys: str) -> Any:
 
 # ---------------------------------------------------------------------- tests
 
-_TEST_FILE = re.compile(r"^test_\w+\.py$|^\w+_test\.py$")
+_TEST_FILE = re.compile(r"(?:tests?/)?(?:test_\w+|\w+_test)\.py")
+_FOR_PYTEST = re.compile(r"^(?:async )?def test|^(?:import|from) pytest\b|^class Test\w*:", re.M)
+"""What unittest would not run, or pass over in silence."""
+
+
+def _test_files(names: Collection[str]) -> list[str]:
+    found = sorted(each for each in names if _TEST_FILE.fullmatch(each))
+    return sorted(found, key=lambda each: "/" in each)
 
 
 def _python_tests(project: _Project) -> list[Runner]:
     why = _speaks_for_pytest(project)
     if why is not None:
         return [Runner("pytest", project.python("pytest"), why, ("-k",))]
-    tests = sorted(each for each in project.names if _TEST_FILE.match(each))
-    folder, beside = project.has("tests/", "test/"), project.has("pyproject.toml", "setup.py", "setup.cfg")
+    tests = [each for each in _test_files(project.names) if "/" not in each]
+    folder, beside = project.has(*TEST_FOLDERS), project.has("pyproject.toml", "setup.py", "setup.cfg")
     if tests:
         return [Runner("unittest", project.python("unittest"), f"{tests[0]}, and no file names pytest", ("-k",))]
     if folder and beside:
@@ -152,6 +168,9 @@ def _speaks_for_pytest(project: _Project) -> str | None:
     for name in ("pyproject.toml", "requirements-dev.txt", "requirements.txt", "setup.cfg", "tox.ini"):
         if re.search(r"(?<![\w-])pytest(?![\w-])", project.texts.get(name, "")):
             return f"pytest in {name}"
+    for name in _test_files(project.names):
+        if _FOR_PYTEST.search(project.texts.get(name, "")):
+            return f"tests in {name} that are written for pytest"
     return None
 
 

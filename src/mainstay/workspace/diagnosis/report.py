@@ -14,9 +14,10 @@ from typing import Literal, Protocol, TypeAlias
 from msgspec import Struct
 
 Severity: TypeAlias = Literal["error", "warning", "note", "help"]
-Verdict: TypeAlias = Literal["passed", "failed", "incomplete", "unclear"]
-"""What became of a run: it passed or failed; it was cut before its end, so that what is not told about is not known; or
-its exit code and its output contradict each other, which the note says."""
+Verdict: TypeAlias = Literal["passed", "failed", "incomplete", "unclear", "unknown"]
+"""What became of a run: it passed or failed; it was cut before its end, so that what is not told about is not known;
+its exit code and its output contradict each other, which the note says; or nothing of its output was understood, and
+its code alone does not make it pass."""
 
 MOST_FAILURES = 200
 MOST_DIAGNOSTICS = 500
@@ -233,6 +234,13 @@ def judge(found: list[Findings], ending: Ending) -> Diagnosis | None:
         any(each.truncated for each in found) or len(failures) > MOST_FAILURES,
         "; ".join(dict.fromkeys(notes)),
     )
+
+
+def unread_verdict(ending: Ending) -> Verdict:
+    """What becomes of a run of which no reader recognised anything."""
+    if ending.exit_code is None or not ending.whole:
+        return "incomplete"
+    return "failed" if ending.exit_code else "unknown"
 
 
 def _sum(several: list[Tests]) -> Tests | None:
