@@ -6,10 +6,18 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+import pytest
+
+from mainstay.codemode.cpython import CPythonExecutor
 from mainstay.codemode.monty import MontyExecutor
-from mainstay.model.code import CellEnd, CodeAnswer, CodeCall, CodeLimits, CodeStep, Given, Paused
+from mainstay.commands.bound import PipedCommands
+from mainstay.commands.engine import CommandEngine
+from mainstay.commands.sandbox import IMPLEMENTATIONS, examine
+from mainstay.model.code import CellEnd, CodeAnswer, CodeCall, CodeLimits, CodeStep, CPython, Given, Paused
+from mainstay.model.command import CommandSettings
 from mainstay.model.tool import ToolSpec
 from mainstay.ports.code import Repl
+from mainstay.stores import open_store
 
 KEY = b"0123456789abcdef0123456789abcdef"
 AT = 1_700_000_000_000
@@ -30,6 +38,42 @@ SEARCH = tool("search", "query:string", optional=["limit:integer"], description=
 PAY = tool("pay", "cents:integer")
 ISSUES = tool("github.list-issues", "repo:string", optional=["from"])
 TOOLS = [SEARCH, PAY, ISSUES]
+
+
+KINDS = ["monty", "cpython"]
+"""The executors that pass one contract."""
+
+
+@asynccontextmanager
+async def cpython(
+    *, limits: CodeLimits | None = None, workers: int = 2, packages: tuple[str, ...] = ()
+) -> AsyncGenerator[CPythonExecutor]:
+    """CPython in the best sandbox that this machine can make; skipped where there is none."""
+    if all(examine(how).refused for how in IMPLEMENTATIONS):
+        pytest.skip("no sandbox can be made here")
+    store = open_store("memory")
+    await store.open()
+    engine = CommandEngine(store, CommandSettings())
+    executor = CPythonExecutor(PipedCommands(engine), CPython(packages, limits or CodeLimits()), workers=workers)
+    try:
+        yield executor
+    finally:
+        await executor.aclose()
+        await engine.close()
+        await store.close()
+
+
+@asynccontextmanager
+async def either(
+    kind: str, *, limits: CodeLimits | None = None, workers: int = 2
+) -> AsyncGenerator[MontyExecutor | CPythonExecutor]:
+    """An executor of this kind."""
+    if kind == "monty":
+        async with executing(limits=limits, workers=workers) as monty:
+            yield monty
+    else:
+        async with cpython(limits=limits, workers=workers) as full:
+            yield full
 
 
 @asynccontextmanager

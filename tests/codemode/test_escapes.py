@@ -7,13 +7,15 @@ from collections.abc import AsyncIterator
 import pytest
 
 from mainstay.model.code import CodeLimits
-from mainstay.ports.code import Executor
-from tests.codemode.kit import executing, run
+from mainstay.ports.code import Executor, Repl
+from tests.codemode.kit import cpython, executing, run
+
+LIMITS = CodeLimits(memory=30_000_000, output=100_000, recursion=200)
 
 
 @pytest.fixture(scope="module")
 async def executor() -> AsyncIterator[Executor]:
-    async with executing(limits=CodeLimits(memory=30_000_000, output=100_000, recursion=200)) as executor:
+    async with executing(limits=LIMITS) as executor:
         yield executor
 
 
@@ -112,3 +114,103 @@ async def test_code_that_a_check_cannot_read_harms_no_other_check(executor: Exec
     ran = await run(await executor.open(), "serch('a')")
     assert ran.end.error is not None
     assert ran.end.error.code == "check"
+
+
+# CPython is the whole language: what would be an escape there is refused by the operating system around it.
+
+OUTSIDE = [
+    # Files
+    "open('/etc/passwd').read()",
+    "open('/etc/hostname').read()",
+    "open('/tmp/x', 'w').write('x')",
+    "open('/dev/shm/x', 'w').write('x')",
+    "import tempfile\ntempfile.TemporaryFile().write(b'x')",
+    "import os\nos.mkdir('/tmp/x')",
+    "import os\nos.remove(os.__file__)",
+    "import os\nopen(os.__file__, 'a')",
+    "import os\nos.chmod(os.__file__, 0o777)",
+    "import os\nos.listdir('/home')",
+    "import pathlib\npathlib.Path('~').expanduser().read_text()",
+    "import sqlite3\nsqlite3.connect('/tmp/x.db').execute('create table x (y)')",
+    # Environment and processes
+    "import os\nos.environ['HOME']",
+    "import os\nos.fork()",
+    "import os\nos.posix_spawn('/bin/sh', ['sh', '-c', 'id'], {})",
+    "import subprocess\nsubprocess.run(['/bin/sh', '-c', 'id'], check=True)",
+    "import multiprocessing\nmultiprocessing.Process(target=print).start()",
+    "import threading\nthreading.Thread(target=print).start()",
+    "import asyncio\nawait asyncio.to_thread(print)",
+    "open('/proc/1/environ', 'rb').read()",
+    "open('/proc/1/mem', 'rb').read()",
+    "import sys\nsys.exit(1)",
+    # Network
+    "import urllib.request\nurllib.request.urlopen('http://127.0.0.1:1/')",
+    "import socket\nsocket.create_connection(('1.1.1.1', 53), 2)",
+    "import socket\nsocket.getaddrinfo('example.org', 80)",
+    "import socket\ns = socket.socket(socket.AF_UNIX)\ns.connect('/run/x')",
+    # Ours
+    "import mainstay",
+    "import msgspec",
+    "breakpoint()",
+    "input()",
+    # Deep
+    "def f():\n    return f()\nf()",
+    "import json\njson.loads('[' * 100_000)",
+    "x = []\nfor i in range(50_000):\n    x = [x]\nrepr(x) + 1",
+    "eval('(' * 10_000 + ')' * 10_000)",
+    "int('9' * 1_000_000)",
+]
+LIMITED = [
+    "'x' * 10 ** 12",
+    "[0] * 10 ** 12",
+    "list(range(10 ** 12))",
+    "f'{1:1000000000}'",
+    "1 << 10 ** 11",
+    "x = 'x'\nwhile True:\n    x += x",
+    "while True:\n    print('x' * 1000)",
+]
+
+
+@pytest.fixture(scope="module")
+async def full() -> AsyncIterator[Executor]:
+    async with cpython(limits=LIMITS) as executor:
+        yield executor
+
+
+@pytest.fixture(scope="module")
+async def kept(full: Executor) -> Repl:
+    """One REPL for all attempts: those that raise leave it as it is."""
+    repl = await full.open()
+    await run(repl, "kept = 1", check=False)
+    return repl
+
+
+@pytest.mark.parametrize("code", OUTSIDE)
+async def test_no_attempt_gets_out_of_cpython(kept: Repl, code: str) -> None:
+    ran = await run(kept, code, check=False)
+
+    assert ran.calls == []
+    assert ran.end.error is not None, ran.end.value
+    assert ran.end.error.code in ("raised", "syntax"), ran.end.error
+    assert "root:" not in ran.printed
+    assert (await run(kept, "kept", check=False)).end.value == "1"
+
+
+@pytest.mark.parametrize("code", LIMITED)
+async def test_no_attempt_takes_more_than_it_may_of_cpython(kept: Repl, code: str) -> None:
+    ran = await run(kept, code, check=False)
+
+    assert ran.end.error is not None
+    assert (ran.end.error.code, ran.end.error.which in ("memory", "output")) == ("limit", True)
+    assert (await run(kept, "kept", check=False)).end.value == "1"
+
+
+async def test_walks_to_what_lies_behind_find_nothing_but_python(kept: Repl) -> None:
+    """There is no secret in the process of a cell: all of it may be looked at."""
+    code = """
+import ctypes, gc, inspect, sys
+walked = [().__class__.__bases__[0].__subclasses__(), search.__globals__, sys._getframe().f_back, gc.get_objects()]
+found = [each for each in sys.modules if each.startswith(('mainstay', 'msgspec', 'tests'))]
+(found, sys.argv, [path for path in sys.path if 'site-packages' in path or 'mainstay' in path])
+"""
+    assert (await run(kept, code, check=False)).end.value == "([], [''], [])"

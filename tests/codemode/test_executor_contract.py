@@ -10,18 +10,25 @@ import pytest
 from mainstay.errors import InternalError
 from mainstay.model.code import CellEnd, CodeAnswer, CodeCall, CodeLimits, Given, Paused, Raise, StopCell
 from mainstay.ports.code import Executor, Repl
-from tests.codemode.kit import AT, TOOLS, executing, go_on, run, tool
+from tests.codemode.kit import AT, KINDS, TOOLS, either, go_on, run, tool
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
 @pytest.fixture(scope="module")
-async def executor() -> AsyncIterator[Executor]:
-    async with executing() as executor:
+async def executor(kind: str) -> AsyncIterator[Executor]:
+    async with either(kind) as executor:
         yield executor
 
 
 @pytest.fixture
-async def repl(executor: Executor) -> Repl:
-    return await executor.open()
+async def repl(executor: Executor) -> AsyncIterator[Repl]:
+    repl = await executor.open()
+    yield repl
+    await repl.close()
 
 
 # Calls
@@ -152,7 +159,7 @@ async def test_calls_that_cannot_be_told_as_plain_data_raise_at_their_line(repl:
 
 
 @pytest.mark.parametrize(
-    ("answer", "kind"),
+    ("answer", "raised"),
     [
         (Raise(0, "failed", "no"), "RuntimeError"),
         (Raise(0, "refused", "no"), "RuntimeError"),
@@ -161,11 +168,11 @@ async def test_calls_that_cannot_be_told_as_plain_data_raise_at_their_line(repl:
     ],
 )
 async def test_a_call_that_failed_raises_what_except_exception_catches(
-    repl: Repl, answer: CodeAnswer, kind: str
+    repl: Repl, answer: CodeAnswer, raised: str
 ) -> None:
     code = "try:\n    await pay(1)\nexcept Exception as error:\n    print(type(error).__name__, error)"
 
-    assert (await run(repl, code, lambda call: answer)).printed == f"{kind} no\n"
+    assert (await run(repl, code, lambda call: answer)).printed == f"{raised} no\n"
 
 
 async def test_an_unknown_outcome_passes_except_exception(repl: Repl) -> None:
@@ -206,12 +213,22 @@ async def test_an_error_names_its_line_and_keeps_the_variables_before_it(repl: R
     assert (await run(repl, "x")).end.value == "5"
 
 
-@pytest.mark.parametrize(("code", "line"), [("x = (", 1), ("x = 1\n  y = 2", 2), ("def f():\n    yield 1", 2)])
+@pytest.mark.parametrize(("code", "line"), [("x = (", 1), ("x = 1\n  y = 2", 2)])
 async def test_what_does_not_parse_runs_in_no_part(repl: Repl, code: str, line: int) -> None:
     ran = await run(repl, code)
 
     assert ran.end.error is not None
     assert (ran.end.error.code, ran.end.error.line, ran.end.error.rolled_back) == ("syntax", line, True)
+
+
+async def test_syntax_that_only_one_of_them_has_is_told_or_runs(repl: Repl, kind: str) -> None:
+    ran = await run(repl, "def f():\n    yield 1\nlist(f())")
+
+    if kind == "cpython":
+        assert ran.end == CellEnd(value="[1]")
+    else:
+        assert ran.end.error is not None
+        assert (ran.end.error.code, ran.end.error.line, ran.end.error.rolled_back) == ("syntax", 2, True)
 
 
 # Finish
@@ -375,7 +392,7 @@ async def test_a_cancel_ends_code_that_never_waits(repl: Repl) -> None:
     assert (await run(repl, "x")).end.value == "1"
 
 
-async def test_a_cell_that_runs_too_long_is_as_if_it_had_not_run() -> None:
+async def test_a_cell_that_runs_too_long_is_as_if_it_had_not_run(kind: str) -> None:
     codes = [
         "while True:\n    pass",
         "sum(range(10 ** 12))",
@@ -384,7 +401,7 @@ async def test_a_cell_that_runs_too_long_is_as_if_it_had_not_run() -> None:
         "import asyncio\nwhile True:\n    await search('a')\n    y = sum(range(10 ** 6))",  # counted over all its steps
     ]
     # Time enough for the cells that must not reach it, on a machine that does much else.
-    async with executing(limits=CodeLimits(seconds=1.5, calls=2**31), workers=len(codes)) as executor:
+    async with either(kind, limits=CodeLimits(seconds=1.5, calls=2**31), workers=len(codes)) as executor:
         repls = [await executor.open() for _ in codes]
         for repl in repls:
             await run(repl, "x = 1")
@@ -400,22 +417,24 @@ async def test_a_cell_that_runs_too_long_is_as_if_it_had_not_run() -> None:
     [
         ("memory", CodeLimits(memory=20_000_000), "y = []\nwhile True:\n    y.append('tea' * 100)"),
         ("memory", CodeLimits(memory=20_000_000), "'tea' * 10 ** 9"),
-        ("memory", CodeLimits(memory=20_000_000), "9 ** 9 ** 9"),
+        ("memory", CodeLimits(memory=20_000_000), "1 << 10 ** 11"),
         ("output", CodeLimits(output=10_000), "while True:\n    print('tea' * 100)"),
         (
             "output",
             CodeLimits(output=10_000),
             "try:\n    while True:\n        print('tea')\nexcept BaseException:\n    pass",
         ),
-        ("state", CodeLimits(state=100_000), "y = list(range(100_000))"),
+        ("state", CodeLimits(state=100_000), "y = [await search('a'), list(range(100_000))]"),
         ("calls", CodeLimits(calls=3), "import asyncio\nawait asyncio.gather(*[search('a') for i in range(9)])"),
     ],
 )
-async def test_a_cell_that_reaches_a_limit_is_as_if_it_had_not_run(which: str, limits: CodeLimits, code: str) -> None:
-    async with executing(limits=limits) as executor:
+async def test_a_cell_that_reaches_a_limit_is_as_if_it_had_not_run(
+    kind: str, which: str, limits: CodeLimits, code: str
+) -> None:
+    async with either(kind, limits=limits) as executor:
         repl = await executor.open()
         await run(repl, "x = 1")
-        ran = await run(repl, f"x = 2\n{code}")
+        ran = await run(repl, f"x = 2\n{code}", lambda call: Given(call.number, "tea" * 100_000))
 
         assert ran.end.error is not None
         assert (ran.end.error.code, ran.end.error.which, ran.end.error.rolled_back) == ("limit", which, True)

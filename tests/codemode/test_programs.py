@@ -11,9 +11,9 @@ import pytest
 
 from mainstay.model.code import CodeCall, Paused
 from mainstay.ports.code import Executor
-from tests.codemode.kit import AT, executing
+from tests.codemode.kit import AT, cpython, executing
 from tests.codemode.other_process import Saved
-from tests.codemode.programs import PROGRAMS, Program, Trace, answer, begin, chosen, finish
+from tests.codemode.programs import PROGRAMS, TOOLS, Program, Trace, answer, begin, chosen, finish
 
 ROOT = Path(__file__).parents[2]
 
@@ -75,3 +75,17 @@ async def test_every_program_makes_the_same_calls_when_it_is_run_again() -> None
                 traces.append(await finish(repl, step, which.seed, 0))
                 await repl.close()
             assert traces[0] == traces[1], which.code
+
+
+@pytest.mark.fuzz
+async def test_every_program_does_the_same_in_both_executors() -> None:
+    """Monty is the oracle of CPython and the reverse: of what both support they make the same calls and values. Random
+    numbers are made in other ways."""
+    same = [which for which in PROGRAMS if "random" not in which.code]
+    async with executing() as monty, cpython() as full:
+        repl = await full.open()  # one process for all: each program binds all that it reads
+        for which in same:
+            expected = await finish(*await begin(monty, which), which.seed, 0)
+            step = await repl.begin(which.code, TOOLS, at=AT, seed=str(which.seed), check=False)
+            assert await finish(repl, step, which.seed, 0) == expected, which.code
+    assert len(same) > 50

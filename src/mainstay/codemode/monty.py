@@ -107,6 +107,10 @@ class MontyExecutor:
         return self._limits
 
     @property
+    def saves(self) -> bool:
+        return True
+
+    @property
     def workers(self) -> int:
         """How many workers are taken now."""
         return self._most - self._free

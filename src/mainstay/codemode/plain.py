@@ -1,139 +1,18 @@
-"""Values that leave an interpreter, as plain data, in bounded time.
-
-A cell can build a value whose text has no end from a few bytes: `x = [x, x]` forty times, or a million references to
-one long string. In memory such a value is small, because what is shared is held once; a walk over it pays for every
-path. So everything here counts what it visits, and stops.
-"""
+"""Values that come out of an interpreter, as plain data and clean text: `inside.values` on our side of a sandbox."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from typing import Any
 
-from mainstay.errors import InvalidInput
-from mainstay.model.codec import INT_MAX, INT_MIN, MAX_DEPTH, clean_text
-
-MOST_NODES = 200_000
-MOST_BYTES = 8 * 1024 * 1024
-"""Of the arguments of one call."""
-
-
-class _Count:
-    __slots__ = ("nodes", "size")
-
-    def __init__(self) -> None:
-        self.nodes = self.size = 0
-
-    def add(self, size: int) -> None:
-        self.nodes += 1
-        self.size += size
-        if self.nodes > MOST_NODES or self.size > MOST_BYTES:
-            raise InvalidInput(
-                f"the arguments are too large: at most {MOST_NODES:,} values, {MOST_BYTES // 1024 // 1024} MiB of text"
-            )
+from mainstay.codemode.inside import values
+from mainstay.model.codec import clean_text
 
 
 def plain(value: Any) -> Any:
-    """`value` as JSON holds it. Raises InvalidInput for what is none, and for what is too large."""
-    return _plain(value, _Count(), 0)
-
-
-def _plain(value: Any, count: _Count, depth: int) -> Any:
-    kind = type(value)
-    count.add(len(value) if kind is str else 8)
-    if value is None or kind is bool:
-        return value
-    if kind is str:
-        return clean_text(value)
-    if kind is int:
-        if INT_MIN <= value <= INT_MAX:
-            return value
-        raise InvalidInput("an int of more than 64 bits is not JSON: pass it as a string")
-    if kind is float:
-        if math.isfinite(value):
-            return value
-        raise InvalidInput(f"{value} is not JSON: pass None or a string")
-    if depth >= MAX_DEPTH:
-        raise InvalidInput(f"the value is nested deeper than {MAX_DEPTH} levels: flatten it")
-    if kind is list or kind is tuple:
-        return [_plain(each, count, depth + 1) for each in value]
-    if kind is dict:
-        return {_key(key, count): _plain(each, count, depth + 1) for key, each in value.items()}
-    raise InvalidInput(f"a {_kind(value)} is not JSON: pass numbers, strings, lists and dicts")
-
-
-def _key(key: Any, count: _Count) -> str:
-    if type(key) is not str:
-        raise InvalidInput(f"a {_kind(key)} cannot be a key of a JSON object: use strings")
-    count.add(len(key))
-    return clean_text(key)
-
-
-def _kind(value: Any) -> str:
-    """The type as the cell knows it: an instance of a class of its own arrives as a stand-in."""
-    named = getattr(value, "name", None)
-    return named if type(value).__name__.startswith("MontyClass") and isinstance(named, str) else type(value).__name__
-
-
-class _Full(Exception):
-    pass
+    """`value` as JSON holds it. Raises NotPlain, a TypeError, for what is none, and for what is too large."""
+    return values.plain(value, clean_text)
 
 
 def show(value: Any, most: int) -> str:
     """`value` as Python shows it, of at most about `most` characters; what is left out is marked."""
-    parts: list[str] = []
-    room = [most]
-
-    def put(text: str) -> None:
-        if len(text) > room[0]:
-            parts.append(text[: room[0]])
-            raise _Full
-        room[0] -= len(text)
-        parts.append(text)
-
-    try:
-        _show(value, put, 0)
-    except _Full:
-        parts.append(" … (cut)")
-    return clean_text("".join(parts))
-
-
-_BRACKETS: dict[type, str] = {list: "[]", tuple: "()", set: "{}", frozenset: "{}", dict: "{}"}
-
-
-def _show(value: Any, put: Any, depth: int) -> None:
-    kind = type(value)
-    brackets = _BRACKETS.get(kind)
-    if kind is str or kind is bytes:
-        half = 1_000_000  # a repr of the whole would be made before it is cut
-        put(repr(value) if len(value) <= half else f"{value[:half]!r} … ({len(value):,} in all)")
-        return
-    if brackets is None:
-        put(_plain_repr(value))
-        return
-    if depth >= MAX_DEPTH:
-        put("…")
-        return
-    put(f"{kind.__name__}({{" if kind is frozenset else "set(" if kind is set and not value else brackets[0])
-    for index, each in enumerate(value.items() if isinstance(value, Mapping) else value):
-        put(", " if index else "")
-        if isinstance(value, Mapping):
-            _show(each[0], put, depth + 1)
-            put(": ")
-            _show(each[1], put, depth + 1)
-        else:
-            _show(each, put, depth + 1)
-    end = "})" if kind is frozenset else ")" if kind is set and not value else brackets[1]
-    put(f",{end}" if kind is tuple and len(value) == 1 else end)
-
-
-def _plain_repr(value: Any) -> str:
-    attributes = getattr(value, "attributes", None)
-    if type(value).__name__ == "MontyClassProxy" and isinstance(attributes, dict):
-        shown = ", ".join(f"{key}={show(each, 200)}" for key, each in list(attributes.items())[:20])
-        return f"{value.name}({shown})"
-    try:
-        return repr(value)
-    except ValueError:  # an int beyond the interpreter's limit of digits
-        return f"<an int of {value.bit_length():,} bits>" if isinstance(value, int) else f"<{type(value).__name__}>"
+    return clean_text(values.show(value, most))

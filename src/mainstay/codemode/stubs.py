@@ -23,6 +23,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from mainstay.codemode.inside.values import bind
 from mainstay.model.code import FINISH, SLEEP
 from mainstay.model.tool import ToolSpec
 
@@ -61,25 +62,11 @@ class Function(Struct, frozen=True):
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments by the names of the schema. Raises TypeError in the words of Python."""
-        if len(args) > len(self.parameters):
-            raise TypeError(
-                f"{self.path}() takes {len(self.parameters)} positional arguments but {len(args)} were given"
-            )
-        bound = {parameter.name: value for parameter, value in zip(self.parameters, args, strict=False)}
-        names = {parameter.alias: parameter.name for parameter in self.parameters}
-        for alias, value in kwargs.items():
-            name = names.get(alias)
-            if name is None and self.open:
-                name = alias
-            if name is None:
-                raise TypeError(f"{self.path}() got an unexpected keyword argument '{alias}'")
-            if name in bound:
-                raise TypeError(f"{self.path}() got multiple values for argument '{alias}'")
-            bound[name] = value
-        missing = [each.alias for each in self.parameters if each.required and each.name not in bound]
-        if missing:
-            raise TypeError(f"{self.path}() missing required arguments: {', '.join(missing)}")
-        return bound
+        return bind(self.path, self.signature, self.open, args, kwargs)
+
+    @property
+    def signature(self) -> list[tuple[str, str, bool]]:
+        return [(each.name, each.alias, each.required) for each in self.parameters]
 
 
 class Functions:

@@ -28,9 +28,10 @@ from typing import Any, TypeAlias
 
 from mainstay.codemode.check import Diagnostic, read_diagnostics
 from mainstay.codemode.dumps import CellState
+from mainstay.codemode.inside.values import bind_own
 from mainstay.codemode.plain import plain, show
 from mainstay.codemode.stubs import OWN, Functions
-from mainstay.errors import InvalidInput, MissingExtra
+from mainstay.errors import MissingExtra
 from mainstay.model.code import (
     FINISH,
     SLEEP,
@@ -377,9 +378,9 @@ class Cell:
             if function is not None:
                 args, name = function.bind(snapshot.args, snapshot.kwargs), function.spec.name
             else:
-                args = _bind_own(name, snapshot.args, snapshot.kwargs)
+                args = bind_own(name, snapshot.args, snapshot.kwargs)
             args = plain(args)
-        except (TypeError, InvalidInput) as error:
+        except TypeError as error:
             return snapshot.resume(_raise("TypeError", str(error)))
         return self._emit(snapshot, name, args, sync=name == FINISH and function is None)
 
@@ -547,16 +548,6 @@ def _raise(kind: str, message: str) -> Any:
 
 def _exit(text: str) -> Any:
     return _raise("SystemExit", text)
-
-
-def _bind_own(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    key = "value" if name == FINISH else "seconds"
-    if len(args) + len(kwargs) > 1 or any(each != key for each in kwargs):
-        raise TypeError(f"{name}() takes one argument, {key}")
-    given = args[0] if args else kwargs.get(key)
-    if name == SLEEP and (isinstance(given, bool) or not isinstance(given, int | float)):
-        raise TypeError("sleep() takes a number of seconds")
-    return {key: given}
 
 
 def list_variables(worker: Worker, variables: bytes, names: Sequence[str]) -> list[Variable]:

@@ -46,6 +46,19 @@ class CodeLimits(Struct, frozen=True, omit_defaults=True):
     calls: int = 10_000
 
 
+class CPython(Struct, frozen=True, omit_defaults=True):
+    """Run the cells of an agent in full CPython, in the sandbox of commands: `Agent(mode="code", code=CPython())`.
+
+    `packages` are folders, such as the site-packages of an environment, which cells may read and import from. The
+    sandbox is refused where this machine cannot make one, unless `unsandboxed` accepts that: then a cell may do
+    whatever this user may.
+    """
+
+    packages: tuple[str, ...] = ()
+    limits: CodeLimits = CodeLimits()
+    unsandboxed: bool = False
+
+
 class CodeCall(Struct, frozen=True, omit_defaults=True):
     """A call that a cell made.
 

@@ -60,7 +60,7 @@ class Repl(Protocol):
     async def dump(self, contains: str) -> bytes:
         """The whole state, in the middle of a cell or between two, to be opened in any process that has the key.
 
-        `contains` names the last record whose answer is in it.
+        `contains` names the last record whose answer is in it. Raises DumpRefused where that cannot be.
         """
         ...
 
@@ -75,6 +75,11 @@ class Executor(Protocol):
 
     @property
     def limits(self) -> CodeLimits: ...
+
+    @property
+    def saves(self) -> bool:
+        """Whether its REPLs can be dumped. Those of others are made again by running their cells."""
+        ...
 
     def describe(self, tools: Sequence[ToolSpec], output_schema: dict[str, Any] | None = None) -> str:
         """What the prompt says of this executor: what of Python it supports, and the functions with their types."""
