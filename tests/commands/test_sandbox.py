@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import secrets
 import shutil
@@ -111,7 +112,7 @@ def test_every_attack_succeeds_without_a_sandbox() -> None:
     attacks = examine("none").attacks
 
     assert [name for name, refused in attacks.items() if refused] == []
-    assert len(attacks) == 29
+    assert len(attacks) == 32
 
 
 def test_every_attack_is_refused_in_a_sandbox(how: Implementation) -> None:
@@ -119,6 +120,22 @@ def test_every_attack_is_refused_in_a_sandbox(how: Implementation) -> None:
     through = {name for name, refused in attacks.items() if not refused}
 
     assert through - set(WORKS_IN_ALL) == (ALONE if how == "landlock" else set())
+
+
+@pytest.mark.parametrize("version", [0, 1, 3, 5, 6])
+@pytest.mark.parametrize("how", IMPLEMENTATIONS)
+def test_older_versions_of_landlock_let_nothing_through(
+    how: Implementation, version: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    require(how, monkeypatch)
+    attacks = attack(how, str(tmp_path), landlock=version)
+
+    if how == "landlock" and version < confine.LANDLOCK_ALONE:
+        assert attacks == f"failed sandbox {errno.ENOSYS}"
+    else:
+        assert isinstance(attacks, dict), attacks
+        through = {name for name, refused in attacks.items() if not refused}
+        assert through - set(WORKS_IN_ALL) == (ALONE if how == "landlock" else set())
 
 
 PYTHONS = (os.path.realpath(sys.executable), "/usr/bin/python3", "/usr/local/bin/python3")
@@ -157,6 +174,35 @@ def test_an_unprivileged_user_is_confined_alike(how: Implementation, monkeypatch
         assert through == set(attacks)
     else:
         assert through - set(WORKS_IN_ALL) == (ALONE if how == "landlock" else set())
+
+
+def test_keeper_is_closed_to_its_command_before_there_is_one() -> None:
+    """A process that is open belongs to its user in /proc, and a closed one to root."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    hold, release = os.pipe()
+    kernel = confine.Kernel()
+    keeper = os.fork()
+    if keeper == 0:
+        try:
+            os.close(release)
+            os.setuid(os.geteuid() or NOBODY)
+            kernel.do("prctl", confine.PR_SET_DUMPABLE, 1, 0, 0, 0)
+            confine.begin_leader(kernel, theirs)
+            os.read(hold, 1)  # the leader, until the test has looked
+        finally:
+            os._exit(0)
+    theirs.close()
+    os.close(hold)
+    try:
+        begun = ours.recv(1), ours.recv(1)
+        owner = os.stat(f"/proc/{keeper}/environ").st_uid
+    finally:
+        os.close(release)
+        os.waitpid(keeper, 0)
+        ours.close()
+
+    assert begun == (b"k", b"l")
+    assert owner == 0
 
 
 # ---------------------------------------------------------------------- living and ending

@@ -53,6 +53,7 @@ TESTS = {
     "confine-without-covers": ["tests/commands/test_sandbox.py", "-k", "attack_is_refused"],
     "confine-in-the-open-network": ["tests/commands/test_sandbox.py", "-k", "attack_is_refused"],
     "confine-without-scopes": ["tests/commands/test_sandbox.py", "-k", "attack_is_refused"],
+    "open-the-keeper": ["tests/commands/test_sandbox.py", "-k", "keeper_is_closed or older_versions"],
     "confine-to-nothing": ["tests/commands/test_sandbox.py", "-k", "unless_the_host_allows"],
     "show-the-store": ["tests/commands/test_sandbox.py", "-k", "attack_is_refused"],
     "show-secrets": ["tests/workspace/test_approvals.py", "-k", "secret"],

@@ -357,10 +357,13 @@ def examine_now(how: Implementation) -> Examined:
     return Examined(how, f"it stops what is granted: {', '.join(broken)}" if broken else "", attacks)
 
 
-def attack(how: Implementation, base: str, own: Programs = OWN, user: int | None = None) -> dict[str, bool] | str:
+def attack(
+    how: Implementation, base: str, own: Programs = OWN, user: int | None = None, landlock: int | None = None
+) -> dict[str, bool] | str:
     """By name of an attack: whether it was refused. A text if there was no result.
 
-    `base` is an empty folder of the user's, who is another one if `user` says so, and must be able to read `own`.
+    `base` is an empty folder of the user's, who is another one if `user` says so, and must be able to read `own`. Of
+    Landlock no more is used than its version `landlock` has.
     """
     roots = (f"{base}/root", f"{base}/second")
     confinement = Confinement(
@@ -371,6 +374,7 @@ def attack(how: Implementation, base: str, own: Programs = OWN, user: int | None
         how=how,
     )
     fields = [] if how == "none" else rules_of(confinement, own)
+    fields += [] if landlock is None else [b"landlock %d" % landlock]
     request = [base.encode(), b"%d" % len(fields), *fields, *map(os.fsencode, (own.python, "-I", "-S", "-E"))]
     done = subprocess.run(
         [own.python, "-I", "-S", "-E", "-c", _EXAMINE, own.here],
