@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 
 from mainstay.commands.job import Job, Started, Status
-from mainstay.commands.sandbox import rules_of
+from mainstay.commands.sandbox import IMPLEMENTATIONS, examine, rules_of
 from mainstay.commands.spawner import Spawner, SpawnFailed, StartRequest, check
-from mainstay.model.sandbox import Confinement
+from mainstay.model.sandbox import Confinement, Implementation
 from tests.kit import SOON
+from tests.programs import bubblewrap, missing
 
 MARK = f"test-{os.getpid()}-"
 """Every token of this worker's commands begins with it."""
@@ -90,6 +91,14 @@ class Commands:
         assert isinstance(failed, SpawnFailed), failed
         return failed
 
+    async def tried(self, *argv: str, **options: Any) -> str:
+        """What a command printed; nothing where it could not begin."""
+        job = self.job()
+        if not isinstance(await self.spawner.start(self.request(job, list(argv), **options)), Started):
+            return ""
+        await ended(job)
+        return printed(job)
+
     async def end(self, *argv: str, **options: Any) -> Status:
         return await ended(await self.start(*argv, **options))
 
@@ -142,3 +151,41 @@ def left_behind(folder: Path) -> list[str]:
         if marked or spawner or (where and Path(where).is_relative_to(folder)):
             found.append(f"{pid} {name.decode()}")
     return found
+
+
+# ---------------------------------------------------------------------- confined ones
+
+
+def require(how: Implementation, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Skip where this machine has no such sandbox, unless it is required. One that can be made, and lets something
+    through, is our fault: its tests run, and fail."""
+    if how == "bubblewrap":
+        monkeypatch.setenv("PATH", f"{bubblewrap().parent}:{os.environ['PATH']}")
+    found = examine(how)
+    if found.refused and not found.attacks:
+        missing(how, found.refused)
+
+
+@pytest.fixture(params=IMPLEMENTATIONS)
+def how(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Implementation:
+    found: Implementation = request.param
+    require(found, monkeypatch)
+    return found
+
+
+@pytest.fixture
+def sandbox(how: Implementation, tmp_path: Path) -> Confinement:
+    """A root, `work`, in which all may be done."""
+    (tmp_path / "work").mkdir()
+    return Confinement(
+        (str(tmp_path / "work"),), (os.path.realpath(sys.prefix), sys.base_prefix), accept=("git",), how=how
+    )
+
+
+@pytest.fixture
+def options(sandbox: Confinement) -> dict[str, Any]:
+    return {"sandbox": sandbox, "cwd": sandbox.write[0]}
+
+
+def printed(job: Job) -> str:
+    return written(job).decode().replace("\r\n", "\n")

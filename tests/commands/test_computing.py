@@ -19,7 +19,6 @@ from mainstay.model.command import Command, CommandSettings
 from mainstay.model.sandbox import Confinement, Implementation
 from tests.commands.conftest import Commands, ended
 from tests.commands.test_bound import lives, read
-from tests.commands.test_sandbox import require
 from tests.kit import until
 
 PYTHON = os.path.realpath(sys.executable)
@@ -52,13 +51,6 @@ print(json.dumps({
     "network": tried(lambda: socket.create_connection(("127.0.0.1", int(sys.argv[1])), 1)),
 }))
 """
-
-
-@pytest.fixture(params=IMPLEMENTATIONS)
-def how(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Implementation:
-    found: Implementation = request.param
-    require(found, monkeypatch)
-    return found
 
 
 async def test_nothing_but_computing_is_possible(how: Implementation, commands: Commands) -> None:

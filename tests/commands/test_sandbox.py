@@ -43,46 +43,11 @@ from mainstay.commands.sandbox import (
 from mainstay.errors import InvalidCommand, InvalidDefinition, SandboxUnavailable
 from mainstay.model.command import Command
 from mainstay.model.sandbox import Confinement, Implementation, SandboxLimits
-from tests.commands.conftest import WHOLE, Commands, ended, written
+from tests.commands.conftest import WHOLE, Commands, ended, printed, require
 from tests.kit import until
-from tests.programs import bubblewrap, copied_for_others, missing
+from tests.programs import bubblewrap, copied_for_others
 
 NOBODY = 65534
-
-
-def require(how: Implementation, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Skip where this machine has no such sandbox, unless it is required. One that can be made, and lets something
-    through, is our fault: its tests run, and fail."""
-    if how == "bubblewrap":
-        monkeypatch.setenv("PATH", f"{bubblewrap().parent}:{os.environ['PATH']}")
-    found = examine(how)
-    if found.refused and not found.attacks:
-        missing(how, found.refused)
-
-
-@pytest.fixture(params=IMPLEMENTATIONS)
-def how(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Implementation:
-    found: Implementation = request.param
-    require(found, monkeypatch)
-    return found
-
-
-@pytest.fixture
-def sandbox(how: Implementation, tmp_path: Path) -> Confinement:
-    """A root, `work`, in which all may be done."""
-    (tmp_path / "work").mkdir()
-    return Confinement(
-        (str(tmp_path / "work"),), (os.path.realpath(sys.prefix), sys.base_prefix), accept=("git",), how=how
-    )
-
-
-@pytest.fixture
-def options(sandbox: Confinement) -> dict[str, Any]:
-    return {"sandbox": sandbox, "cwd": sandbox.write[0]}
-
-
-def printed(job: Job) -> str:
-    return written(job).decode().replace("\r\n", "\n")
 
 
 def tree(job: Job) -> list[int]:

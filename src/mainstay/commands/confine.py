@@ -62,7 +62,8 @@ PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 1, 4, 
 PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 47, 4
 ADDR_NO_RANDOMIZE = 0x40000
 CAPABILITY_VERSION = 0x20080522
-EPERM, EAGAIN, EINVAL, ENOSYS, ETIMEDOUT = 1, 11, 22, 38, 110
+EPERM, ENOENT, EAGAIN, EINVAL, ENOSYS, ELOOP, ETIMEDOUT = 1, 2, 11, 22, 38, 40, 110
+S_IFMT, S_IFLNK = 0o170000, 0o120000
 SIOCSIFFLAGS, IFF_UP = 0x8914, 1
 TIOCSTI, TIOCLINUX = 0x5412, 0x541C
 AF_UNIX, AF_INET, AF_INET6, AF_NETLINK = 1, 2, 10, 16
@@ -195,6 +196,16 @@ class Rules:
 
     def one(self, word: bytes) -> bytes:
         return (self.all(word) or [b""])[0]
+
+    def root_of(self, path: bytes) -> bytes:
+        """The innermost folder that the command may change and that a path is in; empty if there is none. What is
+        there may be a link by now, which another command made."""
+        return max((each for each in self.write if path.startswith(each + b"/")), key=len, default=b"")
+
+    def around(self, path: bytes, hide: bool) -> bytes:
+        """The folder in which a path is to be covered; empty if it cannot be changed, or not be seen."""
+        seen = self.read if hide else []
+        return self.root_of(path) or max((each for each in seen if path.startswith(each + b"/")), key=len, default=b"")
 
 
 class Confined:
@@ -339,9 +350,8 @@ class Confined:
                 kernel.do("prlimit64", 0, number, most.to_bytes(8, sys.byteorder) * 2, None)
         kernel.do("prlimit64", 0, RLIMIT_CORE, bytes(16), None)
         if rules.computes:
-            kernel.attempt(
-                "personality", ADDR_NO_RANDOMIZE
-            )  # the same addresses each time: what is sorted by them is too
+            # The same addresses each time: what is sorted by them is too.
+            kernel.attempt("personality", ADDR_NO_RANDOMIZE)
             if rules.how == b"landlock":
                 kernel.do("prctl", PR_SET_PDEATHSIG, _signal.SIGKILL, 0, 0, 0)
                 if os.getppid() != self.parent:
@@ -372,11 +382,13 @@ class Confined:
             granted += [(b"/proc/" + name, READ_FILE) for name in PROC_FILES]
             granted += [(b"/dev/" + name, READ_FILE | WRITE_FILE | IOCTL_DEV) for name in DEVICES]
             granted += [(path, changing if b"git" in rules.accept else READING) for path in rules.write]
+            # What is in a root is granted with it; by its own name it may be a link by now.
+            granted = [(path, access) for path, access in granted if not rules.root_of(path)]
             granted += [] if rules.computes else [(rules.home, changing)]
         else:
             granted = [(b"/", READING), (b"/dev", READING | WRITE_FILE | IOCTL_DEV)]
             own = () if rules.computes else (TEMPORARY, b"/dev/shm")
-            granted += [(path, changing) for path in (*rules.write, *own)]
+            granted += [(path, changing) for path in (*rules.write, *own) if not rules.root_of(path)]
         for path, access in granted:
             try:
                 fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
@@ -415,7 +427,9 @@ class Confined:
         """Become bubblewrap, which begins the keeper. It keeps the three standard descriptors, which are not the
         command's, and no others."""
         try:
-            fields = [b"%d" % socket, b"%d" % len(self.rules.fields), *self.rules.fields, *leader]
+            program, made = self.rules.one(b"bwrap"), Bubblewrap(self.rules)
+            arguments, rules = made.arguments(), [*self.rules.fields, *made.meant]
+            fields = [b"%d" % socket, b"%d" % len(rules), *rules, *leader]
             spec = os.memfd_create("leader", 0)
             os.write(spec, b"".join(len(field).to_bytes(4, "little") + field for field in fields))
             os.lseek(spec, 0, os.SEEK_SET)
@@ -423,8 +437,7 @@ class Confined:
                 os.set_inheritable(fd, True)
             os.setsid()
             os.chdir("/")
-            program = self.rules.one(b"bwrap")
-            argv = [program, *bubblewrap_arguments(self.rules), b"--", *self.rules.all(b"python"), b"%d" % spec]
+            argv = [program, *arguments, b"--", *self.rules.all(b"python"), b"%d" % spec]
             os.execve(program, argv, {b"PATH": b"/usr/bin:/bin"})
         except OSError as error:
             os.write(failure, b"sandbox %d" % (error.errno or 0))
@@ -480,6 +493,11 @@ def run_inside(spec: int) -> None:
     socket, count, *fields = shim.unpack(data)
     rules, leader = fields[: int(count)], fields[int(count) :]
     confined = Confined(rules, b"")
+    try:
+        check_mounted(confined.rules)
+    except OSError as error:
+        os.write(int(leader[4]), b"sandbox %d" % (error.errno or 0))
+        os._exit(1)
     if begin_leader(confined.kernel, _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET, 0, int(socket))) == 0:
         shim.run_leader(leader, confined)
 
@@ -547,6 +565,9 @@ class Root:
 
     def _bring(self, path: bytes, writable: bool) -> None:
         """Mount a path of the host's where it is there."""
+        if root := self.rules.root_of(path):
+            self._bring_below(root, path[len(root) + 1 :].split(b"/"), writable)
+            return
         source = self.OLD + path
         if os.path.islink(source) and path.count(b"/") == 1:  # /bin, mostly
             os.symlink(os.readlink(source), path)
@@ -575,52 +596,75 @@ class Root:
             path = os.path.normpath(os.path.join(os.path.dirname(path), os.readlink(source)))
         return self.OLD + path
 
-    def _cover(self, path: bytes, hide: bool, make: bool = True) -> None:
-        """Make a path read-only or empty, and what is between it and its root impossible to rename.
-
-        No link is followed: a link in its place may lead anywhere by the time that it is mounted over.
-        """
-        root = max((each for each in self.rules.write if path.startswith(each + b"/")), key=len, default=b"")
-        if not root:
-            root = max((each for each in self.rules.read if path.startswith(each + b"/")), key=len, default=b"")
-            if not root or not hide:
-                return  # it cannot be seen, or cannot be changed
-        names = path[len(root) + 1 :].split(b"/")
-        folder = os.open(root, os.O_PATH | os.O_DIRECTORY)
-        for index, name in enumerate(names):
-            last = index == len(names) - 1
-            found = self._open(folder, name, last and make)
-            if found < 0:
-                os.close(folder)
-                return
-            target = b"%s/proc/self/fd/%d" % (self.OLD, found)
-            if last and hide:
-                self._mount(b"tmpfs", target, b"tmpfs", MS_RDONLY | MS_NOSUID | MS_NODEV, b"mode=000,size=4k")
-            else:
-                self._mount(target, target, None, MS_BIND | MS_REC)
-                inner = self._open(folder, name, False)  # the mount that is on it now
-                if last:
-                    self._restrict(b"%s/proc/self/fd/%d" % (self.OLD, inner), ATTR_RDONLY, AT_RECURSIVE)
-                os.close(found)
-                found = inner
+    def _bring_below(self, root: bytes, names: list[bytes], writable: bool) -> None:
+        """The same for a path in a root, where no link is followed: it may lead anywhere by now."""
+        folder = os.open(self.OLD + root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        for name in names:
+            source = self._open(folder, name, False)
             os.close(folder)
-            folder = found
+            if source < 0:
+                if writable:
+                    raise OSError(ENOENT, "a root is not there")
+                return
+            folder = source
+        above = self._pin(root, names[:-1])
+        target = self._open(above, names[-1], False) if above >= 0 else -1
+        if target < 0:
+            raise OSError(ENOENT, "it was there for a moment only")
+        self._mount(self._at(folder), self._at(target), None, MS_BIND | MS_REC)
+        mounted = self._open(above, names[-1], False)
+        self._restrict(self._at(mounted), ATTR_NOSUID | ATTR_NODEV | (0 if writable else ATTR_RDONLY), AT_RECURSIVE)
+        for fd in (folder, above, target, mounted):
+            os.close(fd)
+
+    def _cover(self, path: bytes, hide: bool, make: bool = True) -> None:
+        """Make a path read-only or empty, and what is between it and its root impossible to rename."""
+        root = self.rules.around(path, hide)
+        if not root:
+            return
+        names = path[len(root) + 1 :].split(b"/")
+        folder = self._pin(root, names[:-1])
+        found = self._open(folder, names[-1], make) if folder >= 0 else -1
+        if found < 0:
+            return
+        if hide:
+            data = b"mode=000,size=4k"
+            self._mount(b"tmpfs", self._at(found), b"tmpfs", MS_RDONLY | MS_NOSUID | MS_NODEV, data)
+        else:
+            self._mount(self._at(found), self._at(found), None, MS_BIND | MS_REC)
+            mounted = self._open(folder, names[-1], False)
+            self._restrict(self._at(mounted), ATTR_RDONLY, AT_RECURSIVE)
+            os.close(mounted)
+        os.close(found)
         os.close(folder)
 
+    def _pin(self, root: bytes, names: list[bytes]) -> int:
+        """A folder below a root, -1 if it is not there. It and those on the way to it become mounts, which the command
+        cannot rename; what they are is decided by what was opened, not by names that change meanwhile."""
+        folder = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        for name in names:
+            found = self._open(folder, name, False)
+            if found >= 0:
+                self._mount(self._at(found), self._at(found), None, MS_BIND | MS_REC)
+                os.close(found)
+                found = self._open(folder, name, False)  # the mount that is on it now
+            os.close(folder)
+            if found < 0:
+                return -1
+            folder = found
+        return folder
+
+    def _at(self, fd: int) -> bytes:
+        return b"%s/proc/self/fd/%d" % (self.OLD, fd)
+
     def _open(self, folder: int, name: bytes, make: bool) -> int:
-        """A name in a folder, made if that is wanted and it is not there; otherwise -1."""
+        """A name in a folder, made if that is wanted and it is not there; otherwise -1. No link is followed."""
         for _ in range(2):
-            try:
-                found = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
-            except FileNotFoundError:
-                if not make:
-                    return -1
-                make_empty(name, folder)
-                continue
-            if os.fstat(found).st_mode & 0o170000 == 0o120000:
-                raise OSError(40, "a link is where something is protected or hidden")
-            return found
-        raise OSError(2, "it was there for a moment only")
+            found = open_unlinked(name, folder)
+            if found >= 0 or not make:
+                return found
+            make_empty(name, folder)
+        raise OSError(ENOENT, "it was there for a moment only")
 
     def _mount(
         self, source: bytes | None, target: bytes, kind: bytes | None, flags: int, data: bytes | None = None
@@ -630,6 +674,18 @@ class Root:
     def _restrict(self, path: bytes, attributes: int, flags: int = 0) -> None:
         packed = attributes.to_bytes(8, sys.byteorder) + bytes(24)
         self.kernel.do("mount_setattr", -100, path, flags, packed, len(packed))
+
+
+def open_unlinked(name: bytes, folder: int) -> int:
+    """A name in a folder, -1 if it is not there. Raises OSError where it is a link."""
+    try:
+        found = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+    except FileNotFoundError:
+        return -1
+    if os.fstat(found).st_mode & S_IFMT == S_IFLNK:
+        os.close(found)
+        raise OSError(ELOOP, "a link is where a folder was granted, protected or hidden")
+    return found
 
 
 def make_empty(path: bytes, folder: int | None = None) -> None:
@@ -643,50 +699,83 @@ def make_empty(path: bytes, folder: int | None = None) -> None:
         pass
 
 
-def bubblewrap_arguments(rules: Rules) -> list[bytes]:
-    """The same file system and namespaces, in bubblewrap's words."""
-    argv = [b"--unshare-ipc", b"--unshare-pid", b"--unshare-uts", b"--unshare-cgroup-try", b"--as-pid-1"]
-    argv += [] if rules.network else [b"--unshare-net"]
-    argv += [b"--die-with-parent"] if rules.computes else []
-    argv += [b"--proc", b"/proc", b"--dev", b"/dev", b"--tmpfs", TEMPORARY, b"--dir", HOME]
-    writable = set(rules.write)
-    for path in sorted({*rules.read, *writable}, key=lambda each: (each.count(b"/"), each)):
-        if os.path.islink(path) and path.count(b"/") == 1:
-            argv += [b"--symlink", os.readlink(path), path]
-        else:
-            argv += [b"--bind" if path in writable else b"--ro-bind-try", os.path.realpath(path), path]
-    # bubblewrap mounts what the host has there: a folder that is mounted twice loses what was mounted in it.
-    mounted: set[bytes] = set()
-    for path in rules.protect:
-        argv += _covering(rules, mounted, path, hide=False)
-    for path in rules.keep:
-        argv += _covering(rules, mounted, path, hide=False, make=False)
-    for path in rules.hide:
-        argv += _covering(rules, mounted, path, hide=True)
-    own = [b"--remount-ro", TEMPORARY, b"--remount-ro", b"/dev"] if rules.computes else []
-    return [*argv, b"--remount-ro", b"/proc", *own, b"--remount-ro", b"/"]
+class Bubblewrap:
+    """The same file system and namespaces, in bubblewrap's words.
 
+    It is told names, and mounts what they lead to by then. So what was meant by names in a root is written down
+    (`meant`), found without following a link, and the keeper looks at what was mounted before it begins the command.
+    """
 
-def _covering(rules: Rules, mounted: set[bytes], path: bytes, hide: bool, make: bool = True) -> list[bytes]:
-    root = max((each for each in rules.write if path.startswith(each + b"/")), key=len, default=b"")
-    if not root:
-        root = max((each for each in rules.read if path.startswith(each + b"/")), key=len, default=b"")
-        if not root or not hide:
+    def __init__(self, rules: Rules) -> None:
+        self.rules = rules
+        self.meant: list[bytes] = []
+        # bubblewrap mounts what the host has there: a folder that is mounted twice loses what was mounted in it.
+        self.mounted: set[bytes] = set()
+
+    def arguments(self) -> list[bytes]:
+        rules, writable = self.rules, set(self.rules.write)
+        argv = [b"--unshare-ipc", b"--unshare-pid", b"--unshare-uts", b"--unshare-cgroup-try", b"--as-pid-1"]
+        argv += [] if rules.network else [b"--unshare-net"]
+        argv += [b"--die-with-parent"] if rules.computes else []
+        argv += [b"--proc", b"/proc", b"--dev", b"/dev", b"--tmpfs", TEMPORARY, b"--dir", HOME]
+        for path in sorted({*rules.read, *writable}, key=lambda each: (each.count(b"/"), each)):
+            if rules.root_of(path):
+                argv += self._below(rules.root_of(path), path, b"--bind" if path in writable else b"--ro-bind")
+            elif os.path.islink(path) and path.count(b"/") == 1:
+                argv += [b"--symlink", os.readlink(path), path]
+            else:
+                argv += [b"--bind" if path in writable else b"--ro-bind-try", os.path.realpath(path), path]
+        for path in rules.protect:
+            argv += self._below(rules.around(path, False), path, b"--ro-bind", make=True)
+        for path in rules.keep:
+            argv += self._below(rules.around(path, False), path, b"--ro-bind")
+        for path in rules.hide:
+            argv += self._below(rules.around(path, True), path, b"--tmpfs", make=True)
+        own = [b"--remount-ro", TEMPORARY, b"--remount-ro", b"/dev"] if rules.computes else []
+        return [*argv, b"--remount-ro", b"/proc", *own, b"--remount-ro", b"/"]
+
+    def _below(self, root: bytes, path: bytes, how: bytes, make: bool = False) -> list[bytes]:
+        """A path in a root, and what is between the two, which nobody can rename then."""
+        if not root:
             return []
-    argv: list[bytes] = []
-    at = root
-    names = path[len(root) + 1 :].split(b"/")
-    for name in names:
-        at += b"/" + name
-        if not os.path.lexists(at):
-            if at != path or not make:
+        argv: list[bytes] = []
+        folder, at = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC), root
+        names = path[len(root) + 1 :].split(b"/")
+        for index, name in enumerate(names):
+            last = index == len(names) - 1
+            found = open_unlinked(name, folder)
+            if found < 0 and last and make:
+                make_empty(name, folder)
+                found = open_unlinked(name, folder)
+            os.close(folder)
+            if found < 0:
+                if path in self.rules.write:
+                    raise OSError(ENOENT, "a root is not there")
                 return []
-            make_empty(at)
-        if os.path.islink(at):
-            raise OSError(40, "a link is where something is protected or hidden")
-        argv += [b"--bind", at, at] if at != path and at not in mounted else []
-        mounted.add(at)
-    return [*argv, *([b"--tmpfs", path, b"--remount-ro", path] if hide else [b"--ro-bind", path, path])]
+            folder, at = found, at + b"/" + name
+            is_now = os.fstat(folder)
+            if not last:
+                argv += [] if at in self.mounted else [b"--bind", at, at]
+            if not last or how != b"--tmpfs":
+                self.meant.append(b"meant %d:%d %s" % (is_now.st_dev, is_now.st_ino, at))
+            else:
+                self.meant.append(b"covered %s" % at)
+            self.mounted.add(at)
+        os.close(folder)
+        return [*argv, *([how, path, b"--remount-ro", path] if how == b"--tmpfs" else [how, path, path])]
+
+
+def check_mounted(rules: Rules) -> None:
+    """Raise OSError where something else was mounted than was meant. In the namespace, before the command begins."""
+    for each in rules.all(b"meant"):
+        identity, _, path = each.partition(b" ")
+        found = os.lstat(path)
+        if identity != b"%d:%d" % (found.st_dev, found.st_ino):
+            raise OSError(ELOOP, "a folder was exchanged for another one while it was mounted")
+    for path in rules.all(b"covered"):
+        found = os.lstat(path)
+        if found.st_mode & S_IFMT == S_IFLNK or found.st_dev == os.lstat(os.path.dirname(path)).st_dev:
+            raise OSError(ELOOP, "a folder that is hidden was exchanged for another one")
 
 
 # ---------------------------------------------------------------------- the filter of system calls
