@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -356,7 +357,8 @@ async def test_packages_are_those_that_the_host_grants(tmp_path: Path) -> None:
 
 
 def test_what_an_agent_says_of_cpython_is_checked(tmp_path: Path) -> None:
-    for wrong in ("cpython", CPython(("relative",)), CPython((str(tmp_path / "none"),)), CPython((1,))):  # type: ignore[arg-type]
+    number: Any = 1
+    for wrong in ("cpython", CPython(("relative",)), CPython((str(tmp_path / "none"),)), CPython((number,))):
         with pytest.raises(InvalidDefinition):
             check_cpython(wrong)
     os.symlink(tmp_path, tmp_path / "link")
