@@ -200,7 +200,7 @@ class Runtime:
         name = mint("w", self._clock.now(), self._random.bits(40))
         definitions = {name: agent.definition() for name, agent in self._agents.items()}
         if any(each.mode == "code" and each.executor is None for each in definitions.values()):
-            definitions = with_executor(definitions, self._random)
+            definitions = await with_executor(definitions, self._store)
         # Entered first and so left last: turns that are cut off still close their streams.
         connections = await opened.enter_async_context(contextlib.AsyncExitStack())
         for agent, definition in definitions.items():
@@ -395,7 +395,7 @@ class Runtime:
 
     async def _close_code(self) -> None:
         """End what runs cells; variables in memory go with it, and are made again from the records."""
-        await self._turns.cells.close()
+        await self._turns.cells.variables.close()
         for executor in self._executors:
             if executor is not None:
                 await executor.aclose()
@@ -659,11 +659,13 @@ def _report(progress: Callable[[int, int], object] | None, done: int, whole: int
         progress(done, whole)
 
 
-def with_executor(definitions: Mapping[str, Definition], random: Random) -> dict[str, Definition]:
+async def with_executor(definitions: Mapping[str, Definition], store: Store) -> dict[str, Definition]:
     """The definitions with one executor for all agents in code mode that bring none."""
-    from mainstay.codemode.monty import MontyExecutor  # noqa: PLC0415  # most programs have no agent that writes code
+    from mainstay.codemode.dumps import key_for  # noqa: PLC0415  # most programs have no agent that writes code
+    from mainstay.codemode.monty import MontyExecutor  # noqa: PLC0415
 
-    executor = MontyExecutor(key=random.bits(256).to_bytes(32, "big"))
+    location = store.location if isinstance(store, OnDisk) else None
+    executor = MontyExecutor(key=await asyncio.to_thread(key_for, location))
     return {
         name: each.executed_by(executor) if each.mode == "code" and each.executor is None else each
         for name, each in definitions.items()

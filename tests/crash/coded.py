@@ -10,9 +10,11 @@ import asyncio
 import contextlib
 from typing import Any
 
-from mainstay import Agent, ModelRequest, ModelResponse, ToolContext, Usage, tool
+from mainstay import Agent, ModelRequest, ModelResponse, Plugin, ToolContext, Usage, tool
+from mainstay.codemode.monty import MontyExecutor
 from mainstay.engine.host import SystemClock
 from mainstay.errors import AlreadyAnswered
+from mainstay.ports.code import Executor
 from mainstay.testing import FunctionModel
 from mainstay.testing.crash import Lab
 from mainstay.tools.cells import WRITE_AFTER
@@ -35,6 +37,15 @@ finish(f'{paid} {seen} {both}')
 ANSWER = "1 [1, 2] [11, 20]"
 
 
+class Saved(Plugin):
+    """Runs cells on Monty under a key that every life has: what one has saved the next one loads."""
+
+    id = "saved"
+
+    def code_executor(self) -> Executor:
+        return MontyExecutor(key=b"0123456789abcdef0123456789abcdef")
+
+
 class Unhurried(SystemClock):
     """Never writes an answer before it is known what the cell asks for next, however slow the machine is: so the
     writes of a turn are the same every time."""
@@ -45,7 +56,7 @@ class Unhurried(SystemClock):
         await super().sleep(seconds)
 
 
-def coder(lab: Lab) -> Agent[str]:
+def coder(lab: Lab, saves: bool) -> Agent[str]:
     @tool
     async def pay(n: int, ctx: ToolContext[Any]) -> int:
         """Pay."""
@@ -62,14 +73,15 @@ def coder(lab: Lab) -> Agent[str]:
         again = any(message.role == "assistant" for message in request.messages)
         return ModelResponse("I stop." if again else CELL, (), Usage(input=1, output=2))
 
-    return Agent(FunctionModel(answer), name="coder", tools=[pay, look], mode="code")
+    plugins = [Saved()] if saves else []
+    return Agent(FunctionModel(answer), name="coder", tools=[pay, look], mode="code", plugins=plugins)
 
 
 SIGNED = ["```python\nseen = [await look(n) for n in range(2)]\n```"]
 SIGNED += ["```python\nprint('asking')\nname = await sign(seen[1])\nfinish(f'{seen} {name}')\n```", "I stop."]
 
 
-def clerk(lab: Lab) -> Agent[str]:
+def clerk(lab: Lab, saves: bool) -> Agent[str]:
     """An agent whose second cell waits for a person, with a variable of the first."""
 
     @tool(recovery="rerun")
@@ -88,11 +100,12 @@ def clerk(lab: Lab) -> Agent[str]:
         given = sum(message.role == "assistant" for message in request.messages)
         return ModelResponse(SIGNED[given], (), Usage(input=1, output=2))
 
-    return Agent(FunctionModel(answer), name="clerk", tools=[look, sign], mode="code")
+    plugins = [Saved()] if saves else []
+    return Agent(FunctionModel(answer), name="clerk", tools=[look, sign], mode="code", plugins=plugins)
 
 
-async def approved(lab: Lab) -> None:
-    async with lab.runtime([clerk(lab)], clock=Unhurried()) as runtime:
+async def approved(lab: Lab, saves: bool = True) -> None:
+    async with lab.runtime([clerk(lab, saves)], clock=Unhurried()) as runtime:
         session = await runtime.session(SESSION)
         if (await session.run("go", key="go")).waiting:
             with contextlib.suppress(AlreadyAnswered):
@@ -100,6 +113,15 @@ async def approved(lab: Lab) -> None:
             await session.result(f"{SESSION}.1")
 
 
-async def coded(lab: Lab) -> None:
-    async with lab.runtime([coder(lab)], clock=Unhurried()) as runtime:
+async def approved_without_key(lab: Lab) -> None:
+    """The same where no life can load what the one before has saved."""
+    await approved(lab, saves=False)
+
+
+async def coded(lab: Lab, saves: bool = True) -> None:
+    async with lab.runtime([coder(lab, saves)], clock=Unhurried()) as runtime:
         await (await runtime.session(SESSION)).run("go", key="go")
+
+
+async def coded_without_key(lab: Lab) -> None:
+    await coded(lab, saves=False)

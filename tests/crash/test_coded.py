@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Generator
+from typing import Any
 
 import pytest
 from msgspec import Struct
 
 from mainstay.testing.crash import MODES, Crash, ForkServer, Mode, Played, StoreKind, kill_everywhere, play
-from tests.crash.coded import ANSWER, approved, coded
+from tests.crash.coded import ANSWER, approved, approved_without_key, coded, coded_without_key
 from tests.crash.reference import SESSION
 
 
@@ -117,7 +118,14 @@ def test_every_point_is_ruled() -> None:
 
 @pytest.mark.parametrize(("crash", "fate"), DEATHS)
 def test_kill_has_its_ruled_fate(crash: Crash, fate: Fate) -> None:
+    """What a life has saved the next one loads; each of these writes is gone with the dump that it carries, or there
+    with it."""
     check(play(coded, [crash], timeout=60), fate)
+
+
+@pytest.mark.parametrize(("crash", "fate"), [death for death in DEATHS if "called" in str(death.id)])
+def test_kill_has_the_same_fate_where_the_cell_is_run_again(crash: Crash, fate: Fate) -> None:
+    check(play(coded_without_key, [crash], timeout=60), fate)
 
 
 @pytest.fixture(scope="module")
@@ -132,10 +140,12 @@ def test_real_kill_has_its_ruled_fate(forks: ForkServer, crash: Crash, fate: Fat
     check(forks.play([crash], coded), fate)
 
 
-@pytest.mark.parametrize("store", ["memory", "sqlite"])
-def test_cell_that_waits_for_a_person_survives_every_crash(store: StoreKind) -> None:
+@pytest.mark.parametrize(
+    ("scenario", "store"), [(approved, "memory"), (approved, "sqlite"), (approved_without_key, "memory")]
+)
+def test_cell_that_waits_for_a_person_survives_every_crash(scenario: Any, store: StoreKind) -> None:
     """It goes on at its line with the variables of the cell before it; what was approved is done once at most."""
-    report = kill_everywhere(approved, store=store)
+    report = kill_everywhere(scenario, store=store)
 
     assert (report.lost, report.problems, report.unreached) == (0, [], [])
     assert "append 1: replied 2 + called 2.0, opening a wait, parking" in {row.crash.point for row in report.rows}

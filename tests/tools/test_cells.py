@@ -15,7 +15,7 @@ from mainstay.model.plugin import ShortCircuit
 from mainstay.model.tool import Cancelled, Denied, Failed, Ok, OutcomeUnknown, OutputBudget
 from mainstay.plugins.hooks import ToolCallContext
 from mainstay.testing import ScriptedModel, VirtualClock
-from mainstay.tools.cells import Dialogue, Diverged
+from mainstay.tools.dialogue import Dialogue, Diverged
 from tests.kit import SOON, Place, crash, until
 from tests.tools.coding import cell, coder, outputs
 

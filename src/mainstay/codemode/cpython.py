@@ -138,6 +138,9 @@ class CPythonExecutor:
         """The processes that REPLs have now."""
         return [repl.worker for repl in self._repls if repl.worker is not None]
 
+    def binds(self, code: str) -> tuple[str, ...]:
+        return read_cell(code, ()).binds
+
     def describe(self, tools: Sequence[ToolSpec], output_schema: dict[str, Any] | None = None) -> str:
         version = ".".join(map(str, sys.version_info[:2]))
         installed = " More packages are installed: import what you need." if self._packages else ""

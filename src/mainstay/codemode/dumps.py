@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import hmac
+import logging
 import os
 import secrets
 import tempfile
@@ -23,6 +24,8 @@ from msgspec import Struct
 
 from mainstay.errors import DumpRefused, StoreUnavailable
 from mainstay.model.code import CellEnd, CodeCall, CodeLimits
+
+log = logging.getLogger("mainstay.codemode")
 
 MAGIC = b"MSD1"
 _MAC = hashlib.sha256().digest_size
@@ -117,6 +120,19 @@ def fitting(dump: Dump, *, executor: str, version: str, policy: str, limits: Cod
     if header.limits != limits:
         raise DumpRefused("it was saved under other limits")
     return dump
+
+
+def key_for(store: str | os.PathLike[str] | None) -> bytes:
+    """The key beside a store in a file; for any other store, and where that file cannot be used, one of this process.
+
+    Dumps are a cache: without their key a later process runs the cells again, and nothing else is lost.
+    """
+    if store is not None:
+        try:
+            return key_beside(store)
+        except StoreUnavailable as error:
+            log.warning("%s; until then sessions in code mode run their cells again after a restart", error)
+    return secrets.token_bytes(KEY_BYTES)
 
 
 def key_beside(store: str | os.PathLike[str]) -> bytes:

@@ -33,7 +33,7 @@ from mainstay.graph.view import Turn
 from mainstay.model.codec import decode_row, encode, spilled
 from mainstay.model.ids import MAX_ORDINAL
 from mainstay.model.record import Closed, Ended, Record, Replied, Spilled, Started
-from mainstay.model.session import Node, WaitRow
+from mainstay.model.session import Dump, Node, WaitRow
 from mainstay.model.write import Append, Appended, CancelWon, Committed, TurnScope, Write
 from mainstay.ports.host import Clock
 from mainstay.ports.store import Store
@@ -144,10 +144,11 @@ class TurnJournal(Journal[Appended]):
     """The unwritten tail of a turn's records, and the scope under which they are written.
 
     Every append brings news back: `cancel` is a cancel request that was written meanwhile, `inputs` says that inputs
-    wait. `store_id` is what the record of a call's start names: its idempotency key is made from it.
+    wait. `store_id` is what the record of a call's start names: its idempotency key is made from it. `_dump` goes with
+    the next write, whatever that is for: by itself it is worth none.
     """
 
-    __slots__ = ("_blobs", "_pending", "_staged", "cancel", "inputs", "scope", "store_id")
+    __slots__ = ("_blobs", "_dump", "_pending", "_staged", "cancel", "inputs", "scope", "store_id")
 
     def __init__(
         self,
@@ -163,6 +164,7 @@ class TurnJournal(Journal[Appended]):
         self._pending: list[Record] = []
         self._blobs: list[str] = []
         self._staged: dict[str, bytes] = {}
+        self._dump: bytes | None = None
         self.cancel: bytes | None = None
         self.inputs = inputs
 
@@ -187,6 +189,10 @@ class TurnJournal(Journal[Appended]):
         """The next write refers to these blobs, by a wait and not by a record."""
         self._blobs += blobs
 
+    def save(self, dump: bytes) -> None:
+        """The state of an interpreter that contains what is recorded: it takes the place of what was saved before."""
+        self._dump = dump
+
     async def flush(
         self,
         waits: tuple[WaitRow, ...] = (),
@@ -203,7 +209,7 @@ class TurnJournal(Journal[Appended]):
                 await self._settle()
             if not self._pending and not waits and not park:
                 return None
-            pending, referred = list(self._pending), len(self._blobs)
+            pending, referred, saved = list(self._pending), len(self._blobs), self._dump
             if self._ordinal + len(pending) > MAX_ORDINAL:
                 pending = self._fitting()
             bodies, blobs = await self._encode(pending)
@@ -211,14 +217,19 @@ class TurnJournal(Journal[Appended]):
             if waits:
                 waits = tuple([await self._small(wait) for wait in waits])
                 needed = (*blobs, *[digest for wait in waits if (digest := spilled(wait.body)) is not None])
+            dump = None if saved is None else await self._dumped(saved)
+            if dump is not None and dump.digest is not None:
+                needed = (*needed, dump.digest)
             nodes = tuple([Node(self._ordinal + i, body) for i, body in enumerate(bodies)])
             repeats = bool(pending) and type(pending[0]) is Started and _repeats(pending)
             append = Append(
-                self.scope, nodes, self._clock.now(), taken(pending), waits, park, blobs, repeats, awaits, heard
+                self.scope, nodes, self._clock.now(), taken(pending), waits, park, blobs, repeats, awaits, heard, dump
             )
             self._in_doubt = append, needed
             # Only now: others may have recorded more while blobs were written.
             del self._pending[: len(pending)], self._blobs[:referred]
+            if self._dump is saved:
+                self._dump = None
             self._ordinal += len(nodes)
             return await self._settle()
         finally:
@@ -251,6 +262,10 @@ class TurnJournal(Journal[Appended]):
             bodies, blobs = await self._encode([*pending, closed])
             tail = commits.Tail(MAX_ORDINAL if over else first, bodies, taken([*self._pending, closed]), blobs, over)
             commit = commits.plan(self.scope, head, tail, closed, end)
+            if self._dump is not None:
+                commit = replace(commit, dump=await self._dumped(self._dump))
+                if commit.dump is not None and commit.dump.digest is not None:
+                    blobs = (*blobs, commit.dump.digest)
             return await self.patiently(self._store.write, commit, blobs)
         finally:
             self._writing.release()
@@ -274,6 +289,10 @@ class TurnJournal(Journal[Appended]):
                 body, blobs = encode(Spilled(digest, len(body))), (*blobs, digest)
             bodies.append(body)
         return bodies, blobs
+
+    async def _dumped(self, dump: bytes) -> Dump:
+        """A dump as it is written: one that is too large for a row is a blob."""
+        return Dump(dump) if len(dump) <= SPILL_BYTES else Dump(digest=await self.keep(dump))
 
     async def _small(self, wait: WaitRow) -> WaitRow:
         """A wait whose row is not too large: what it asks may be."""

@@ -22,7 +22,10 @@ ROLLED_BACK, FRESH = "rolled_back", "fresh"
 
 
 class Cell(Struct):
-    """One cell: `calls` as it asked for them, `answers` in the order in which they were recorded."""
+    """One cell: `calls` as it asked for them, `answers` in the order in which they were recorded.
+
+    `sid` and `turn` say whose it is: a fork has cells of the session that it was forked from.
+    """
 
     turn: int
     step: int
@@ -31,6 +34,7 @@ class Cell(Struct):
     calls: list[ToolCall] = field(default_factory=list)
     answers: list[Ended] = field(default_factory=list)
     end: Ended | None = None
+    sid: int = 0
 
     @property
     def key(self) -> str:
@@ -49,21 +53,20 @@ class Cell(Struct):
 
 
 class PastCells:
-    """Takes in turns in order, as a `View` does, and keeps their cells."""
+    """Takes in turns of a session in order, as a `View` does, and keeps their cells."""
 
-    def __init__(self) -> None:
+    def __init__(self, sid: int) -> None:
+        self._sid = sid
         self.head = 0
         self.cells: list[Cell] = []
 
     def reach(self, number: int) -> None:
-        """What was taken in goes up to this turn; up to none (0) where all of it is what a session was forked with."""
         self.head = number
-        if number == 0:
-            for cell in self.cells:
-                cell.turn = 0
 
     def extend(self, number: int, records: Sequence[Record], prelude: tuple[Message, ...] = ()) -> None:
-        self.cells += cells_of(number, records)
+        for cell in cells_of(number, records):
+            cell.sid = self._sid
+            self.cells.append(cell)
         self.head = number
 
 

@@ -121,6 +121,16 @@ AWAITS_PROCESSES = "waits for processes"
 an answer, and an input that may join it opens it."""
 
 
+class Dump(Struct, frozen=True, gc=False):
+    """The saved interpreter of a turn in code mode, as its executor sealed it: `body`, or the blob `digest`.
+
+    A cache of what the records say: one that is missing or refused costs a rerun of the session's cells.
+    """
+
+    body: bytes = b""
+    digest: str | None = None
+
+
 class WaitRow(Struct, frozen=True, gc=False):
     """A durable one-shot promise of a turn. `body` tells a person what is asked, `answer` how it was resolved.
 

@@ -13,7 +13,7 @@ from msgspec import Struct
 from mainstay.model.message import Scalar
 from mainstay.model.process import Event, ProcessOutcome, ProcessRow, Registration, WaitOn, WakeRow
 from mainstay.model.record import InputKind, Spilled
-from mainstay.model.session import Answer, CancelRequest, Death, Node, SessionRow, WaitRow, WorkerRow
+from mainstay.model.session import Answer, CancelRequest, Death, Dump, Node, SessionRow, WaitRow, WorkerRow
 
 R = TypeVar("R")
 Row = TypeVar("Row", SessionRow, ProcessRow)
@@ -210,6 +210,8 @@ class Append(Write[Appended], frozen=True, gc=False):
     it again. With `heard` it waits for nothing else, so that an input which may join it opens it too: the owner has
     looked at inputs below that number, and the turn does not park where there is one more.
 
+    `dump` takes the place of the one that the turn has, if any.
+
     The owner of a process has a write of its own (`Advance`): it carries events, which others follow, and
     its end, where a turn ends by a `Commit` that moves the head of its session.
     """
@@ -224,6 +226,7 @@ class Append(Write[Appended], frozen=True, gc=False):
     repeats: bool = False
     awaits: tuple[str, ...] = ()
     heard: int | None = None
+    dump: Dump | None = None
 
 
 class Committed(Struct, frozen=True, gc=False):
@@ -247,7 +250,7 @@ class Commit(Write["Committed | CancelWon"], frozen=True, gc=False):
 
     `tools` are what the turn decided for single tools of its session, `recorded` the revisions of plugins that its
     records hold. `children`: it may have started processes that end with it. `over`: every ordinal of the turn is used,
-    and the only node, which holds the record that has the last one, takes its place.
+    and the only node, which holds the record that has the last one, takes its place. `dump` is as in `Append`.
     """
 
     scope: TurnScope
@@ -261,6 +264,7 @@ class Commit(Write["Committed | CancelWon"], frozen=True, gc=False):
     recorded: dict[str, int] | None = None
     children: bool = False
     over: bool = False
+    dump: Dump | None = None
 
 
 class Resolved(Struct, frozen=True, gc=False):

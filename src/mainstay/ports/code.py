@@ -23,7 +23,7 @@ class Repl(Protocol):
 
     @property
     def contains(self) -> str:
-        """What was given to `dump` for the state it was opened from; "" for a new one."""
+        """What was given to `dump` for the state it was opened from, under the same seal; "" for a new one."""
         ...
 
     @property
@@ -60,7 +60,8 @@ class Repl(Protocol):
     async def dump(self, contains: str) -> bytes:
         """The whole state, in the middle of a cell or between two, to be opened in any process that has the key.
 
-        `contains` names the last record whose answer is in it. Raises DumpRefused where that cannot be.
+        `contains` names the last record that is in it, in its caller's words. Raises DumpRefused where the state is
+        gone with its worker, or where there can be none.
         """
         ...
 
@@ -83,6 +84,10 @@ class Executor(Protocol):
 
     def describe(self, tools: Sequence[ToolSpec], output_schema: dict[str, Any] | None = None) -> str:
         """What the prompt says of this executor: what of Python it supports, and the functions with their types."""
+        ...
+
+    def binds(self, code: str) -> tuple[str, ...]:
+        """The names that a cell binds for later ones, without running it."""
         ...
 
     def fault(self, tools: Sequence[ToolSpec]) -> str | None:

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from mainstay.model.process import Event, ProcessRow, WakeRow
 from mainstay.model.search import FoundRecord, SearchFilter
-from mainstay.model.session import Deaths, InboxRow, SessionRow, WaitRow, WorkerRow
+from mainstay.model.session import Deaths, Dump, InboxRow, SessionRow, WaitRow, WorkerRow
 from mainstay.model.write import ProcessFilter, SessionFilter, StoreFacts, Write
 
 R = TypeVar("R")
@@ -54,6 +54,10 @@ class SessionReads(Protocol):
         ...
 
     async def wait(self, wait_id: str) -> WaitRow | None: ...
+
+    async def dump(self, sid: int, last: int) -> tuple[int, Dump] | None:
+        """The newest dump of a session's turns up to `last`, with its turn. Nothing has checked it yet."""
+        ...
 
 
 class ProcessReads(Protocol):

@@ -17,7 +17,7 @@ from mainstay.engine.waits import asked, named, recalled
 from mainstay.errors import BlobMissing, SessionDeleted, StoreDamaged
 from mainstay.graph.cells import Cell, PastCells
 from mainstay.graph.commit import completions
-from mainstay.graph.view import TurnReader, View, stretches, with_text
+from mainstay.graph.view import Stretch, TurnReader, View, stretches, with_text
 from mainstay.model.codec import encode
 from mainstay.model.ids import split, turn_id
 from mainstay.model.llm import Usage
@@ -162,27 +162,32 @@ class Archive:
 
     async def cells(self, row: SessionRow, after: int, last: int) -> list[Cell]:
         """The cells of turns after one of the session's, up to another; after 0 also those that it was forked with."""
-        found = PastCells()
-        found.reach(after)
+        found: list[Cell] = []
         async with self._reading(row):
-            await self._load(row, found, last)
-        return found.cells
+            for stretch in await self._past(row) if after == 0 else ():
+                part = PastCells(stretch.sid)
+                await self._extend(stretch.sid, part, 1, stretch.last, stretch.ordinal)
+                found += part.cells
+            own = PastCells(row.sid)
+            await self._extend(row.sid, own, after + 1, last, None)
+        return [*found, *own.cells]
 
     async def _load(self, row: SessionRow, view: TurnReader, last: int) -> None:
         if view.head == 0 and row.fork is not None:
-            await self._load_past(row, view)
+            for stretch in await self._past(row):
+                await self._extend(stretch.sid, view, 1, stretch.last, stretch.ordinal)
+            view.reach(0)  # its own turns begin here
         view.reach(await self._extend(row.sid, view, view.head + 1, last, None))
 
-    async def _load_past(self, row: SessionRow, view: TurnReader) -> None:
+    async def _past(self, row: SessionRow) -> list[Stretch]:
+        """What a session was forked with, of each session that it goes back to."""
         lineage = [row]
         while (fork := lineage[-1].fork) is not None:
             source = await self._store.session_by_sid(fork.sid)
             if source is None:
                 raise StoreDamaged(f"session {row.id}", "the session it was forked from is gone")
             lineage.append(source)
-        for stretch in stretches(lineage)[:-1]:
-            await self._extend(stretch.sid, view, 1, stretch.last, stretch.ordinal)
-        view.reach(0)  # its own turns begin here
+        return stretches(lineage)[:-1]
 
     async def _extend(self, sid: int, view: TurnReader, first: int, last: int, ordinal: int | None) -> int:
         if last < first:

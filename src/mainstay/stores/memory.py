@@ -22,7 +22,7 @@ from mainstay.model.codec import convert, copied, decode, decode_row, encode
 from mainstay.model.process import Event, ProcessRow, SessionOrigin, Tombstone, WakeRow
 from mainstay.model.record import Spilled
 from mainstay.model.search import FoundRecord, SearchFilter, snippet, spoken
-from mainstay.model.session import Deaths, InboxRow, SessionRow, WaitRow, WorkerRow
+from mainstay.model.session import Deaths, Dump, InboxRow, SessionRow, WaitRow, WorkerRow
 from mainstay.model.write import ProcessFilter, SessionFilter, StoreFacts, Write
 from mainstay.ports.host import Clock
 from mainstay.ports.store import SWEEP_GRACE
@@ -30,7 +30,18 @@ from mainstay.stores import os_process, rules
 from mainstay.stores.blobs import host_pieces
 from mainstay.stores.rules import rows
 from mainstay.stores.rules.filters import PROCESS_ATTRIBUTES, SESSION_ATTRIBUTES, matches
-from mainstay.stores.rules.rows import ALL_CHANGES, ALL_READS, RowChange, Transaction, TurnRows, methods, run, waits_of
+from mainstay.stores.rules.rows import (
+    ALL_CHANGES,
+    ALL_READS,
+    MOST_DUMPS,
+    RowChange,
+    Transaction,
+    TurnRows,
+    dumps_of,
+    methods,
+    run,
+    waits_of,
+)
 
 R = TypeVar("R")
 S = TypeVar("S", bound=Struct)
@@ -70,6 +81,7 @@ class MemoryRows:
         self.inbox: dict[int, dict[int, InboxRow]] = {}
         self.waits: dict[str, WaitRow] = {}
         self.waits_by_sid: dict[int, dict[str, None]] = {}
+        self.dumps: dict[int, dict[int, Dump]] = {}
         self.workers_by_id: dict[str, WorkerRow] = {}
         self.deaths_by_scope: dict[int, Deaths] = {}
         self.blobs: dict[str, bytes] = {}
@@ -196,6 +208,20 @@ class MemoryRows:
             for wait_id in self.waits_by_sid.pop(sid):
                 del self.waits[wait_id]
             self.drop_references(waits_of(sid))
+
+    def put_dump(self, change: rows.PutDump) -> None:
+        dumps = self.dumps.setdefault(change.sid, {})
+        dumps[change.turn] = change.dump
+        for turn in sorted(dumps)[:-MOST_DUMPS]:
+            del dumps[turn]
+        self.drop_references(dumps_of(change.sid))
+        for dump in dumps.values():
+            if dump.digest is not None:
+                self.blob_refs.setdefault(dump.digest, set()).add(dumps_of(change.sid))
+
+    def drop_dumps(self, change: rows.DropDumps) -> None:
+        self.dumps.pop(change.sid, None)
+        self.drop_references(dumps_of(change.sid))
 
     async def worker_by_id(self, read: rows.WorkerById) -> WorkerRow | None:
         return self.workers_by_id.get(read.worker_id)
@@ -499,6 +525,10 @@ class MemoryStore:
 
     async def wait(self, wait_id: str) -> WaitRow | None:
         return self.rows.waits.get(wait_id)
+
+    async def dump(self, sid: int, last: int) -> tuple[int, Dump] | None:
+        found = [(turn, dump) for turn, dump in self.rows.dumps.get(sid, {}).items() if turn <= last]
+        return max(found, key=lambda each: each[0], default=None)
 
     async def process(self, process_id: str) -> ProcessRow | None:
         return copied(self._process(process_id))

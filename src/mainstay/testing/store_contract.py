@@ -55,7 +55,7 @@ from mainstay.model.process import (
     WakeRule,
     WakeTarget,
 )
-from mainstay.model.session import Answer, CancelRequest, Death, Node, SessionRow, WaitRow, WorkerRow
+from mainstay.model.session import Answer, CancelRequest, Death, Dump, Node, SessionRow, WaitRow, WorkerRow
 from mainstay.model.write import (
     Accept,
     AddEvent,
@@ -365,6 +365,7 @@ async def everything(store: Store) -> dict[str, object]:
         "waits": sorted(waits, key=lambda wait: wait.id),
         "waits by id": [await store.wait(name) for name in sorted(wait.id for wait in waits)],
         "open waits": sorted(await store.waits(), key=lambda wait: wait.id),
+        "dumps": [await store.dump(row.sid, last) for row in sessions for last in (0, row.head, row.next)],
         "due waits": sorted(await store.waits(due=5), key=lambda wait: wait.id),
         "listed": [await store.sessions(wanted) for wanted in _SESSION_FILTERS],
         "open": sorted(await store.open_sessions(), key=lambda row: row.sid),
@@ -458,6 +459,10 @@ class Author:
     def _blobs(self) -> tuple[str, ...]:
         return self._random.choice([(), (), (), (), (), (self._random.choice(DIGESTS),), (MISSING,)])
 
+    def _dump(self, at: int) -> Dump | None:
+        chosen = self._random.choice([None, None, b"", b"state %d" % at, *DIGESTS, MISSING])
+        return Dump(digest=chosen) if isinstance(chosen, str) else None if chosen is None else Dump(chosen)
+
     async def _about_a_session(self, store: MemoryStore, at: int) -> Write[Any]:
         pick = self._random.choice
         name = pick(SESSIONS[:4])
@@ -502,11 +507,11 @@ class Author:
         heard = row.next if at % 4 == 1 else None
         return pick(
             [
-                Append(scope, nodes, at, take, blobs=self._blobs()),
+                Append(scope, nodes, at, take, blobs=self._blobs(), dump=self._dump(at)),
                 Append(scope, nodes, at, waits=(wait,)),
                 Append(scope, nodes, at, waits=(wait,), park=(wait.id,), awaits=awaits, heard=heard),
                 Commit(scope, nodes, row.head - pick([0, 0, 0, 1]), at, take, cancelled=row.cancel is not None),
-                Commit(scope, nodes, row.head, at, blobs=self._blobs(), children=children),
+                Commit(scope, nodes, row.head, at, blobs=self._blobs(), children=children, dump=self._dump(at)),
                 Commit(scope, nodes, row.head, at, tools={"look": pick([True, None])}, recorded={}),
                 Release(scope, at, stuck=pick([None, "why not"])),
             ]

@@ -1,64 +1,56 @@
 """Running the cells of turns: code that a model wrote, whose calls are effects like those of any reply.
 
-    Cells     one per Runtime: the executor, and the variables of the sessions that worked last
+    Cells     one per Runtime: handles RunCode
     Running   one cell under way: what it asks for is recorded, begun, and answered
-    Dialogue  what it asks and is answered, by its records
 
 A cell runs until no branch of it can go on. What it has asked for since is recorded (`Called`) and begun, each call by
 `tools/call.py` as the calls of a reply are. Then it gets one answer, the next one in the order of the records, and runs
 on. Live and on replay this is one loop: a call that is recorded is compared with its record instead of being recorded,
-and an answer that is recorded is there without waiting. So what a crash left is gone through again from the first line,
-nothing that was recorded is done again, and shared state of branches comes out the same.
+and an answer that is recorded is there without waiting (`tools/dialogue.py`). So what a crash left can be gone through
+again from the first line: nothing that was recorded is done again, and shared state of branches comes out the same.
 
-Variables are a cache. They are made again by running the cells of the session's branch against their answers.
+The state of the interpreter is a cache of that. While it is small it is saved in every write that says what the cell
+calls; else where the turn parks, where the cell ends, and after each `SAVE_EVERY` seconds of its running. Where it is
+found again, and how variables are had without it, is `tools/variables.py`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from mainstay.engine.control import CANCEL_GRACE, TurnCancelled
 from mainstay.engine.driver import PER_CALL, Parked, Run
-from mainstay.errors import InternalError
+from mainstay.engine.journal import SPILL_BYTES
+from mainstay.errors import DumpRefused, InternalError
 from mainstay.graph.cells import FRESH, ROLLED_BACK, Cell, cells_of, effective
 from mainstay.model.code import (
     FINISH,
     SLEEP,
     CellEnd,
-    CodeAnswer,
     CodeCall,
     CodeStep,
-    Given,
-    Paused,
-    Raise,
-    StopCell,
 )
-from mainstay.model.codec import clean, decode, encode, model_text
+from mainstay.model.codec import clean, encode, model_text
 from mainstay.model.effect import AskedCall, RunCode
 from mainstay.model.message import ToolCall
 from mainstay.model.record import Called, Ended
 from mainstay.model.session import WaitRow
-from mainstay.model.tool import Cancelled, Denied, Failed, Ok, OutcomeUnknown, OutputBudget, ToolOutcome, ToolSpec
+from mainstay.model.tool import Cancelled, Failed, Ok, OutputBudget, ToolOutcome, ToolSpec
 from mainstay.ports.code import Executor, Repl
 from mainstay.ports.process import Leaving
 from mainstay.tools.attempt import BEGIN, CallNeed
 from mainstay.tools.call import ActiveCall, CallEnd
+from mainstay.tools.dialogue import AFTER_UNKNOWN, Dialogue, Diverged
 from mainstay.tools.dispatcher import Dispatcher, Round
 from mainstay.tools.output import AttemptResult, OutputRules, returned
+from mainstay.tools.variables import Kept, Mark, Past, Saved, Variables, begin, encode_saved, mark_of
 
 MOST_CALLS = 10_000
 """Calls that the cells of one turn may make."""
-
-MOST_KEPT = 64
-"""Sessions whose variables are kept in memory."""
-
-REBUILD_SECONDS = 10.0
-"""How long cells may be run again to make variables anew; then they are lost, and the model is told."""
 
 WRITE_AFTER = 0.005
 """Seconds after which an answer is written without waiting for what the cell asks for next."""
@@ -66,44 +58,26 @@ WRITE_AFTER = 0.005
 PARK_AFTER = 1.0
 """Seconds of a sleep that are slept in memory."""
 
+SMALL = SPILL_BYTES
+"""Bytes of a state that is saved with every call. A larger one costs a file of its own."""
+
+SAVE_EVERY = 1.0
+"""Seconds that a cell with a larger state runs between two savings."""
+
 NO_LIMIT = OutputBudget(None, None)
-AFTER_UNKNOWN = Failed(
-    "refused_after_unknown",
-    "not called: how an earlier call of this cell ended is unknown, and this tool must not be repeated. "
-    "Check what was done, in a new cell",
-)
 TOO_MANY_CALLS = Failed(
     "code_calls",
     f"The cells of one turn may make {MOST_CALLS:,} calls, and this would be more: nothing was kept of it.",
 )
 UNAVAILABLE = Failed("code_unavailable", "The cell was not run: nothing runs code here.", {ROLLED_BACK: True})
 
-Past = Callable[[Run, int], Awaitable[Sequence[Cell]]]
-"""The cells of a session's committed turns after one of them, oldest first; after 0 also those it was forked with."""
-
-
-class Kept(Struct):
-    """The variables of a session as cell `step` of its turn `turn` left them; 0 where no cell of its own has run."""
-
-    repl: Repl
-    turn: int = 0
-    step: int = 0
-
-
-class Diverged(Exception):
-    """A cell that runs again does not ask for what is recorded: the message shows both."""
-
-
-class Lost(Exception):
-    """The variables of a session cannot be made again."""
-
 
 class Cells:
-    """Handles RunCode. `kept` are variables in memory, those used last at the end."""
+    """Handles RunCode for every turn of a Runtime."""
 
     def __init__(self, dispatcher: Dispatcher, past: Past) -> None:
-        self.dispatcher, self.past = dispatcher, past
-        self.kept: dict[str, Kept] = {}
+        self.dispatcher = dispatcher
+        self.variables = Variables(dispatcher.store, dispatcher.clock, past)
 
     async def run(self, run: Run, effect: RunCode) -> Parked | None:
         """Run a cell until it has ended, or waits for nothing but answers from outside."""
@@ -127,15 +101,6 @@ class Cells:
             for active in cell.round.active.values():
                 if active.task is not None:
                     active.task.cancel()
-
-    async def keep(self, session_id: str, kept: Kept) -> None:
-        self.kept[session_id] = kept
-        while len(self.kept) > MOST_KEPT:
-            await self.kept.pop(next(iter(self.kept))).repl.close()
-
-    async def close(self) -> None:
-        while self.kept:
-            await self.kept.popitem()[1].repl.close()
 
 
 class CellCall(ActiveCall):
@@ -174,90 +139,32 @@ class SleepCall(CellCall):
             self.run.control.wake()
 
 
-class Dialogue:
-    """What a cell asks and is answered, by its records, which a run that is live adds to.
-
-    `fed` are the numbers of the calls whose answer it has got. `unknown`: it was told that the end of a call is.
-    `sync` is the number of a call at whose line it stands: that is answered before others. The first `_given` answers
-    are fed: a cell may have thousands.
-    """
-
-    def __init__(self, cell: Cell) -> None:
-        self.cell = cell
-        self.fed: set[int] = set()
-        self.unknown = False
-        self.sync: int | None = None
-        self._given = 0
-
-    def asked(self, calls: Iterable[CodeCall]) -> list[CodeCall]:
-        """Those of the calls that are not recorded. Raises Diverged where one is recorded as another."""
-        recorded, new = self.cell.calls, list[CodeCall]()
-        for call in calls:
-            if call.sync:
-                self.sync = call.number
-            if call.number >= len(recorded):
-                new.append(call)
-                continue
-            before = recorded[call.number]
-            if (before.name, before.args) != (call.name, decode(encode(call.args))):
-                raise Diverged(
-                    f"Line {call.line} calls {_words(call.name, call.args)}, and call {call.number} of this cell "
-                    f"is recorded as {_words(before.name, before.args)}."
-                )
-        return new
-
-    def next_answer(self) -> Ended | None:
-        """The next answer in the order of the records, if it is there."""
-        answers = self.cell.answers
-        while self._given < len(answers) and _number(answers[self._given]) in self.fed:
-            self._given += 1
-        for index in range(self._given, len(answers)):
-            number = _number(answers[index])
-            if number == self.sync if self.sync is not None else number not in self.fed:
-                return answers[index]
-        return None
-
-    def answer(self, ended: Ended) -> CodeAnswer:
-        """An outcome as the cell sees it, the same from memory as from disk."""
-        number, outcome = _number(ended), ended.outcome
-        self.fed.add(number)
-        name, self.sync = self.cell.calls[number].name, None if self.sync == number else self.sync
-        match outcome:
-            case Ok() if name == FINISH:
-                return StopCell(number)
-            case Ok(value=value):
-                return Given(number, ended.withheld or decode(encode(value)))
-            case Failed(message=message) if name == FINISH:
-                return Raise(number, "invalid", message)
-            case Failed(code=code, message=message):
-                return Raise(number, "refused" if code == AFTER_UNKNOWN.code else "failed", f"{code}: {message}")
-            case Denied(reason=reason):
-                return Raise(number, "denied", reason or "the call was not approved")
-            case Cancelled(reason=reason):
-                return Raise(number, "failed", f"cancelled: {reason}")
-            case OutcomeUnknown(reason=reason):
-                self.unknown = True
-                return Raise(number, "unknown", f"{name}: {reason}; it may or may not have taken effect")
-
-
 class Running:
     """One cell under way.
 
     `round` are its calls without an outcome, `printed` what it has printed, `_seen` how many records of the turn are
     taken in. `_mark` says which cell left the variables that this one began with; `_fresh` why it began without any.
+    `_last` is the last answer that it got. `_unsaved`: the interpreter has gone on since it was saved. `_large`: it was
+    too large to be saved with every call; `_ran` is for how many seconds it has run since.
     """
 
     def __init__(self, cells: Cells, executor: Executor, run: Run, effect: RunCode) -> None:
         self._cells, self._executor, self._run, self._effect = cells, executor, run, effect
         self._shared, self._clock = cells.dispatcher, cells.dispatcher.clock
         found = cells_of(run.scope.turn, run.records)
+        for each in found:
+            each.sid = run.scope.sid
         own = found.pop() if found and found[-1].step == effect.step else None
-        self._cell, self._earlier = own or Cell(run.scope.turn, effect.step, effect.code, effect.at), effective(found)
+        self._cell = own or Cell(run.scope.turn, effect.step, effect.code, effect.at, sid=run.scope.sid)
+        self._earlier = effective(found)
         self._seen = len(run.records)
         self.round = Round(self._shared, run, ())
         self._dialogue, self.printed = Dialogue(self._cell), list[str]()
         self._repl: Repl | None = None
-        self._mark, self._fresh = (0, 0), ""
+        self._mark: Mark | None = None
+        self._fresh = ""
+        self._last: Ended | None = None
+        self._unsaved, self._large, self._ran = True, False, 0.0
         self._began = self._clock.monotonic()
 
     # ------------------------------------------------------------------ the loop
@@ -272,7 +179,7 @@ class Running:
                 if step.error is not None and step.error.code == "lost" and again:
                     again = False  # a worker that died is no fault of the cell; a second one may be
                     await self.close()
-                    step = await self._start()
+                    step = await self._start(dumps=False)
                     continue
                 await self._end(step)
                 return None
@@ -299,28 +206,37 @@ class Running:
                 await self.close()
                 return answer
             assert self._repl is not None
+            self._last, self._unsaved = answer, True
             step = await run.control.guard(self._step(self._repl.resume(self._dialogue.answer(answer), at=answer.at)))
 
-    async def _start(self) -> CodeStep:
-        """Begin the cell, on the variables that the cells before it left."""
-        self._dialogue, self.printed = Dialogue(self._cell), []
-        guard = self._run.control.guard
-        self._repl = await guard(self._variables())
-        return await guard(self._step(self._begin(self._repl, self._cell, check=not self._cell.calls)))
-
-    async def _begin(self, repl: Repl, cell: Cell, check: bool) -> CodeStep:
-        return await repl.begin(cell.code, self._run.agent.catalog.specs, at=cell.at, seed=cell.seed, check=check)
+    async def _start(self, dumps: bool = True) -> CodeStep:
+        """Begin the cell, on the variables that the cells before it left; or go on in its middle, where it was saved
+        there."""
+        run, cell, guard = self._run, self._cell, self._run.control.guard
+        self._dialogue, self.printed, self._last, self._unsaved = Dialogue(cell), [], None, True
+        kept = await guard(self._cells.variables.find(run, self._executor, cell, self._earlier, dumps))
+        self._repl, self._mark, self._fresh, saved = kept.repl, kept.mark, kept.fresh, kept.saved
+        paused = kept.repl.paused
+        if saved is None or paused is None:
+            return await guard(self._step(begin(run, kept.repl, cell, check=not cell.calls)))
+        waiting = {call.number for call in paused.calls}
+        self._dialogue = Dialogue(cell, [number for number in range(saved.asked) if number not in waiting])
+        self._last = next((each for each in cell.answers if each.call == saved.call), None)
+        self.printed, self._unsaved = [saved.printed], False
+        return paused
 
     async def _step(self, work: Coroutine[Any, Any, CodeStep]) -> CodeStep:
         """Let the cell run on. Where it computes for long, what is recorded is written meanwhile; else that goes into
         one write with what the cell asks for next."""
         going_on, patience = asyncio.ensure_future(work), asyncio.ensure_future(self._clock.sleep(WRITE_AFTER))
+        began = self._clock.monotonic()
         try:
             _ = await asyncio.wait({going_on, patience}, return_when=asyncio.FIRST_COMPLETED)
             if not going_on.done():
                 await self._run.journal.flush()
             return await going_on
         finally:
+            self._ran += self._clock.monotonic() - began
             for task in (going_on, patience):
                 task.cancel()
             await asyncio.gather(going_on, patience, return_exceptions=True)
@@ -336,6 +252,8 @@ class Running:
         store = run.journal.store_id() if started else ""
         run.record(Called(step, first, asked, started, self._clock.now(), run.slot(), store))
         self._cell.calls += asked
+        if not self._large or self._ran >= SAVE_EVERY:
+            await self._save()
         calls = run.machine.state.calls
         await self._begin_calls([calls[f"{step}.{call.number}"] for call in new], {})
 
@@ -382,6 +300,7 @@ class Running:
             elif not running and not waiting:
                 raise InternalError(f"cell {self._run.turn_id}.{self._effect.step} waits for no call")
             elif not running:
+                await self._save()
                 if (parked := await rounds.park()) is not None:
                     return parked
                 await rounds.read_answers()
@@ -453,68 +372,42 @@ class Running:
             ended = Failed(f"code_{error.which or error.code}", error.message, told)
         spent = int((self._clock.monotonic() - self._began) * 1000)
         slot = run.slot()
-        run.record(Ended(str(self._effect.step), ended, 1, 0, spent, self._clock.now(), slot), shown.blobs)
-        if error is not None and error.code == "lost":
-            await self.close()
+        self._cell.end = Ended(str(self._effect.step), ended, 1, 0, spent, self._clock.now(), slot)
+        run.record(self._cell.end, shown.blobs)
+        if (error is not None and error.code == "lost") or (back and self._fresh):
+            await self.close()  # the second is without the variables that its mark would promise
         elif repl is not None:
-            turn, step = self._mark if back else (run.scope.turn, self._effect.step)
+            if not back:
+                self._mark, self._unsaved = mark_of(self._cell), True
+                await self._save()
             self._repl = None
-            await self._cells.keep(run.scope.session_id, Kept(repl, turn, step))
+            await self._cells.variables.keep(run.scope.session_id, Kept(repl, self._mark))
+
+    # ------------------------------------------------------------------ its state
+
+    async def _save(self) -> None:
+        """Save the interpreter as it is now, unless it is, with the next write of the turn."""
+        repl, cell, last = self._repl, self._cell, self._last
+        if repl is None or not self._unsaved or not self._executor.saves:
+            return
+        saved = Saved(self._mark)
+        if cell.end is None:
+            call, at = ("", 0) if last is None else (last.call, last.at)
+            asked, printed = len(cell.calls), "".join(self.printed)
+            saved = Saved(self._mark, cell.sid, cell.turn, cell.key, asked, call, at, printed, self._fresh)
+        try:
+            dump = await repl.dump(encode_saved(saved).decode())
+        except DumpRefused:  # its worker died: the next step finds that
+            return
+        self._unsaved, self._large, self._ran = False, len(dump) > SMALL, 0.0
+        self._run.journal.save(dump)
 
     async def close(self) -> None:
-        """Forget the variables in memory: they are made again when they are needed."""
+        """Forget the variables in memory: they are found again when they are needed."""
         repl, self._repl = self._repl, None
         if repl is not None:
             await repl.close()
 
-    # ------------------------------------------------------------------ its variables
-
-    async def _variables(self) -> Repl:
-        """The session's variables before this cell: those in memory, or made again from what is recorded."""
-        run, past = self._run, self._cells.past
-        self._fresh = ""
-        kept = self._cells.kept.pop(run.scope.session_id, None)
-        if kept is not None:
-            since = self._earlier or effective(await past(run, max(kept.turn - 1, 0)))
-            self._mark = (since[-1].turn, since[-1].step) if since else (0, 0)
-            if (kept.turn, kept.step) == self._mark:
-                return kept.repl
-            await kept.repl.close()
-        cells = effective([*await past(run, 0), *self._earlier])
-        self._mark = (cells[-1].turn, cells[-1].step) if cells else (0, 0)
-        repl, until = await self._executor.open(), self._clock.monotonic() + REBUILD_SECONDS
-        try:
-            for cell in cells:
-                await self._run_again(repl, cell, until)
-        except BaseException as error:  # also a cancellation: what is half made is of no use
-            names = repl.names
-            await repl.close()
-            if not isinstance(error, Lost | Diverged):
-                raise
-            self._fresh = f"{error} They were: {', '.join(names) or 'none'}."
-            repl = await self._executor.open()
-        return repl
-
-    async def _run_again(self, repl: Repl, cell: Cell, until: float) -> None:
-        """Run a cell that has ended, against its answers: nothing is recorded, shown or done."""
-        dialogue, step = Dialogue(cell), await self._begin(repl, cell, check=False)
-        while isinstance(step, Paused):
-            if self._clock.monotonic() > until:
-                raise Lost(f"running the cells again took more than {REBUILD_SECONDS:.0f} s.")
-            if dialogue.asked(step.calls) or (answer := dialogue.next_answer()) is None:
-                raise Lost(f"cell {cell.turn}.{cell.step} asks for more than is recorded.")
-            step = await repl.resume(dialogue.answer(answer), at=answer.at)
-        if step.error is not None and step.error.rolled_back:
-            raise Lost(f"cell {cell.turn}.{cell.step} cannot be run again: {step.error.message}")
-
-
-def _number(ended: Ended) -> int:
-    return int(ended.call.rpartition(".")[2])
-
 
 def _is_once(spec: ToolSpec | None) -> bool:
     return spec is None or spec.recovery == "once"
-
-
-def _words(name: str, args: dict[str, Any]) -> str:
-    return f"{name}({encode(args).decode()})"

@@ -24,7 +24,7 @@ from mainstay.errors import (
     UnknownSession,
     WrongAgent,
 )
-from mainstay.model.session import Node, SessionRow
+from mainstay.model.session import Dump, Node, SessionRow
 from mainstay.model.write import (
     Accept,
     Append,
@@ -60,15 +60,15 @@ from tests.stores.oracle.plain import (
 from tests.stores.oracle.process_log import is_over
 from tests.stores.oracle.process_model import ProcessModel
 
-FOR_WAITS = 1_000_000
-"""Beside the numbers of sessions: what their waits refer to."""
+FOR_WAITS, FOR_DUMPS = 1_000_000, 2_000_000
+"""Beside the numbers of sessions: what their waits and dumps refer to."""
 
 
 class StoreModel(ProcessModel):
     """The tables, as dictionaries of plain values.
 
     `nodes` holds the bodies of a turn's records by (sid, turn); `inbox` what waits, as [kind, cancel] by input;
-    `blob_refs` which sessions refer to a blob, or their waits do.
+    `dumps` are by sid, then turn; `blob_refs` which sessions refer to a blob, or their waits or dumps do.
     """
 
     def __init__(self) -> None:
@@ -79,6 +79,7 @@ class StoreModel(ProcessModel):
         self.keys: dict[tuple[int, str], tuple[int, bytes]] = {}
         self.waits: dict[str, Plain] = {}
         self.awaited: dict[int, tuple[str, ...]] = {}
+        self.dumps: dict[int, dict[int, Dump]] = {}
         self.workers: dict[str, Plain] = {}
         self.blobs: dict[str, bytes] = {}
         self.blob_refs: set[tuple[str, int]] = set()
@@ -206,12 +207,14 @@ class StoreModel(ProcessModel):
         session = self._owned(scope)
         self._need_blobs(write.blobs)
         self._need_blobs([digest for wait in write.waits for digest in blob_in(wait.body)])
+        self._need_blobs([write.dump.digest] if write.dump is not None and write.dump.digest else [])
         over = [each for each in write.awaits if each not in self.processes or self._will_not_end(self.processes[each])]
         still = not over and write.heard in (None, session["next"]) and session["cancel"] is None
         opened = {w.id for w in write.waits if w.id not in self.waits} if self._is_new(scope, write.nodes) else set()
         still = still and all(name in opened or self._is_open(name) for name in write.park)
         if self._is_new(scope, write.nodes):
             self._record(scope, write.nodes, write.take, write.blobs)
+            self._dump(scope, write.dump)
             for wait in write.waits if still or not write.awaits else ():
                 known = self.waits.get(wait.id)
                 if known is None or known["state"] == "open":
@@ -243,11 +246,13 @@ class StoreModel(ProcessModel):
         if session["cancel"] is not None and not write.cancelled:
             return {"cancel": session["cancel"]}
         self._need_blobs(write.blobs)
+        self._need_blobs([write.dump.digest] if write.dump is not None and write.dump.digest else [])
         if write.over:
             self.nodes[scope.sid, scope.turn][last.ordinal] = last.body
         elif not self._is_new(scope, write.nodes):
             raise Refusal(InternalError)
         self._record(scope, () if write.over else write.nodes, write.take, write.blobs)
+        self._dump(scope, write.dump)
         self._forget_waits(scope.sid)
         self._forget_deaths(scope.sid)
         session.update(head=scope.turn, takeovers=0, updated=write.at)
@@ -262,6 +267,18 @@ class StoreModel(ProcessModel):
         if write.children:
             self._turn_ended(f"{session['id']}.{scope.turn}", write.at, woken)
         return {"row": dict(session), "woken": self._rows(woken)}
+
+    def _dump(self, scope: TurnScope, dump: Dump | None) -> None:
+        if dump is not None:
+            self.dumps.setdefault(scope.sid, {})[scope.turn] = dump
+            kept = dict(sorted(self.dumps[scope.sid].items())[-10:])
+            self._forget_dumps(scope.sid)
+            self.dumps[scope.sid] = kept
+            self._refer(FOR_DUMPS + scope.sid, [each.digest for each in kept.values() if each.digest is not None])
+
+    def _forget_dumps(self, sid: int) -> None:
+        self.dumps.pop(sid, None)
+        self.blob_refs = {(digest, owner) for digest, owner in self.blob_refs if owner != FOR_DUMPS + sid}
 
     def release(self, write: Release[SessionRow]) -> Plain:
         scope = write.scope
@@ -424,6 +441,7 @@ class StoreModel(ProcessModel):
         if write.unused_since is not None and not self._is_unused(session, write.unused_since):
             return False
         self._forget_waits(session["sid"])
+        self._forget_dumps(session["sid"])
         self._forget_deaths(session["sid"])
         if session["turn"] is not None:
             self._turn_ended(f"{session['id']}.{session['turn']}", write.at, set())

@@ -9,7 +9,7 @@ from hypothesis.stateful import rule
 from msgspec.structs import replace
 
 from mainstay.errors import Fenced, HeadMoved, InternalError
-from mainstay.model.session import Death, Node
+from mainstay.model.session import Death, Dump, Node
 from mainstay.model.write import Append, Claim, Commit, Outlived, Release, Resume, SessionRef
 from tests.stores.oracle.machine import StoreMachine
 from tests.stores.oracle.plain import Plain
@@ -94,6 +94,26 @@ class TurnRules(StoreMachine):
         session = self.pick(self.held(), n)
         assert self.send(self.appending(session, some))["cancel"] == session["cancel"]
 
+    @has(StoreMachine.held, lambda self: self.model.blobs)
+    @rule(n=index, m=index, some=few, body=bodies, blob=st.booleans(), ends=st.booleans())
+    def a_dump_takes_the_place_of_the_one_before(
+        self, n: int, m: int, some: list[bytes], body: bytes, blob: bool, ends: bool
+    ) -> None:
+        session = self.pick(self.held(), n)
+        dump = Dump(digest=self.pick(sorted(self.model.blobs), m)) if blob else Dump(body)
+        if ends and session["cancel"] is None:
+            self.send(self.committing(session, some, dump=dump))
+        else:
+            self.send(self.appending(session, [*some, b"called"], dump=dump))
+
+    @has(lambda self: self.model.dumps)
+    @rule(n=index, before=st.integers(0, 3))
+    def the_newest_dump_up_to_a_turn_is_read(self, n: int, before: int) -> None:
+        sid = self.pick(sorted(self.model.dumps), n)
+        last = max(self.model.dumps[sid]) - before
+        known = [(turn, dump) for turn, dump in sorted(self.model.dumps[sid].items()) if turn <= last]
+        assert self.run(self.store.dump(sid, last)) == (known[-1] if known else None)
+
     @has(StoreMachine.held)
     @rule(n=index, body=large, said=st.booleans())
     def a_megabyte_is_a_record_like_any_other(self, n: int, body: bytes, said: bool) -> None:
@@ -155,7 +175,7 @@ class TurnRules(StoreMachine):
         session = self.pick(self.held(), n)
         scope = self.scope(session)
         changed = {
-            "owner": replace(scope, owner="w9"),
+            "owner": replace(scope, owner="a stranger"),
             "generation": replace(scope, generation=scope.generation - 1),
             "later": replace(scope, generation=scope.generation + 1),
             "turn": replace(scope, turn=session["next"]),

@@ -24,9 +24,12 @@ from msgspec.structs import replace
 
 from mainstay.errors import BlobMissing, InternalError
 from mainstay.model.process import Event, ProcessRow, Tombstone, WakeRow
-from mainstay.model.session import Deaths, InboxRow, SessionRow, WaitRow, WorkerRow
+from mainstay.model.session import Deaths, Dump, InboxRow, SessionRow, WaitRow, WorkerRow
 
 T = TypeVar("T")
+
+MOST_DUMPS = 10
+"""Dumps of a session that are kept: that of its open turn, that of the newest committed one, and eight older ones."""
 
 
 class RowRead(Struct, Generic[T], frozen=True, gc=False):
@@ -328,6 +331,21 @@ class DropWaits(RowChange, frozen=True, gc=False):
     sid: int
 
 
+class PutDump(RowChange, frozen=True, gc=False):
+    """In the place of the one that the turn has. Of a session, the `MOST_DUMPS` newest stay; blobs that the others
+    were are referred to no longer (`dumps_of`)."""
+
+    sid: int
+    turn: int
+    dump: Dump
+
+
+class DropDumps(RowChange, frozen=True, gc=False):
+    """All of a session, and what they refer to."""
+
+    sid: int
+
+
 class ReferToBlobs(RowChange, frozen=True, gc=False):
     sid: int
     digests: tuple[str, ...]
@@ -458,6 +476,8 @@ OUTDATED: Mapping[type[RowChange], Kinds] = {
     DropInput: _INPUTS,
     PutWait: frozenset({WaitById, OwnedTurn}),
     DropWaits: frozenset({WaitById, OwnedTurn}),
+    PutDump: frozenset(),
+    DropDumps: frozenset(),
     ReferToBlobs: frozenset(),
     AddProcess: _PROCESSES,
     PutProcess: _PROCESSES,
@@ -629,6 +649,11 @@ def run(rule: Coroutine[Any, Any, T]) -> T:
 def waits_of(sid: int) -> int:
     """The number under which the waits of a session refer to blobs: their references go with them."""
     return (1 << 40) + sid
+
+
+def dumps_of(sid: int) -> int:
+    """The same for its dumps."""
+    return (1 << 41) + sid
 
 
 async def check_blobs(tx: Transaction, digests: tuple[str, ...]) -> None:

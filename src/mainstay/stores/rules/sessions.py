@@ -69,6 +69,7 @@ from mainstay.stores.rules.rows import (
     AddSession,
     DeathsOfSession,
     DropAwaits,
+    DropDumps,
     DropGrants,
     DropInput,
     DropSessionData,
@@ -86,6 +87,7 @@ from mainstay.stores.rules.rows import (
     ProcessById,
     PutAwaits,
     PutDeaths,
+    PutDump,
     PutGrant,
     PutInput,
     PutKey,
@@ -276,8 +278,8 @@ async def append(tx: Transaction, write: Append) -> Appended:
         since = await tx.read(OwnedTurn(scope.sid, scope.turn, ()))
         return Appended(parked.cancel, since.inputs, parked=True)
     row = _owned(found.row, scope)
-    if write.blobs:
-        await check_blobs(tx, write.blobs)
+    if write.blobs or write.dump is not None:
+        await check_blobs(tx, _referred_to(write))
     if write.waits:
         await check_blobs(tx, _spilled([wait.body for wait in write.waits]))
     # Everything is read before anything is changed: a store over a network asks once.
@@ -298,8 +300,8 @@ async def append(tx: Transaction, write: Append) -> Appended:
             if waits[wait.id] is wait:
                 tx.change(PutWait(wait))
                 tx.change(ReferToBlobs(waits_of(scope.sid), _spilled([wait.body])))
-        if write.blobs:
-            tx.change(ReferToBlobs(scope.sid, write.blobs))
+        if write.blobs or write.dump is not None:
+            _refer(tx, scope, write)
     if park:
         await takeovers.clear(tx, row.sid, row.takeovers)
         reason = None if write.heard is None else AWAITS_PROCESSES
@@ -323,8 +325,8 @@ async def commit(tx: Transaction, write: Commit) -> Committed | CancelWon:
         raise HeadMoved(row.id, write.head, row.head)
     if row.cancel is not None and not write.cancelled:
         return CancelWon(row.cancel)
-    if write.blobs:
-        await check_blobs(tx, write.blobs)
+    if write.blobs or write.dump is not None:
+        await check_blobs(tx, _referred_to(write))
     if not write.over and not _is_new(scope, write.nodes, found.records):
         raise InternalError(f"records of {scope.session_id}.{scope.turn} were written before its commit")
     for node in write.nodes:
@@ -332,8 +334,8 @@ async def commit(tx: Transaction, write: Commit) -> Committed | CancelWon:
         tx.change(kind(scope.sid, scope.turn, node.ordinal, node.body))
     if write.take:
         _settle(tx, scope, write.take)
-    if write.blobs:
-        tx.change(ReferToBlobs(scope.sid, write.blobs))
+    if write.blobs or write.dump is not None:
+        _refer(tx, scope, write)
     if row.takeovers:
         await takeovers.clear(tx, row.sid, row.takeovers)
     if found.waits:
@@ -382,6 +384,18 @@ def _released_by(row: SessionRow | None, scope: TurnScope) -> SessionRow | None:
 
 def _spilled(bodies: list[bytes]) -> tuple[str, ...]:
     return tuple([digest for body in bodies if (digest := spilled(body)) is not None])
+
+
+def _referred_to(write: Append | Commit) -> tuple[str, ...]:
+    dump = write.dump
+    return write.blobs if dump is None or dump.digest is None else (*write.blobs, dump.digest)
+
+
+def _refer(tx: Transaction, scope: TurnScope, write: Append | Commit) -> None:
+    if write.blobs:
+        tx.change(ReferToBlobs(scope.sid, write.blobs))
+    if write.dump is not None:
+        tx.change(PutDump(scope.sid, scope.turn, write.dump))
 
 
 async def _are_there(tx: Transaction, scope: TurnScope, nodes: tuple[Node, ...]) -> bool:
@@ -577,6 +591,7 @@ async def delete(tx: Transaction, write: Delete) -> bool:
     if write.unused_since is not None and not await _is_unused(tx, row, write.unused_since):
         return False
     tx.change(DropWaits(row.sid))
+    tx.change(DropDumps(row.sid))  # also where forks need its records: they run its cells again
     await takeovers.clear(tx, row.sid, row.takeovers)
     if row.turn is not None:
         await end_turn(tx, turn_id(row.id, row.turn), write.at)

@@ -86,6 +86,7 @@ ADD_NODE = "INSERT OR IGNORE INTO nodes (place, crc, body) VALUES (?, ?, ?)"
 NODES = "SELECT place, crc, body FROM nodes WHERE place BETWEEN ? AND ? ORDER BY place"
 NODE = "SELECT place, crc, body FROM nodes WHERE place = ?"
 LAST_NODE = f"{NODES} DESC LIMIT 1"
+NEWEST_DUMP = "SELECT place, digest, body FROM dumps WHERE place BETWEEN ? AND ? ORDER BY place DESC LIMIT 1"
 
 encode_offers = msgspec.json.encode
 decode_offers = msgspec.json.Decoder(Offers | None).decode

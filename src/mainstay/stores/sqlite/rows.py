@@ -11,12 +11,21 @@ from msgspec import Struct
 
 from mainstay.lifecycle.process import PRUNED
 from mainstay.model.codec import encode
-from mainstay.model.ids import MAX_ORDINAL
+from mainstay.model.ids import MAX_ORDINAL, MAX_TURN
 from mainstay.model.process import Event, ProcessRow, Tombstone, WakeRow
 from mainstay.model.session import Deaths, InboxRow, SessionRow, WaitRow, WorkerRow
 from mainstay.model.write import ProcessFilter
 from mainstay.stores.rules import rows
-from mainstay.stores.rules.rows import ALL_CHANGES, ALL_READS, RowChange, TurnRows, methods, waits_of
+from mainstay.stores.rules.rows import (
+    ALL_CHANGES,
+    ALL_READS,
+    MOST_DUMPS,
+    RowChange,
+    TurnRows,
+    dumps_of,
+    methods,
+    waits_of,
+)
 from mainstay.stores.sqlite.records import (
     ACTIVE,
     ADD_EVENT,
@@ -354,6 +363,33 @@ class SqlRows:
             self._do("DELETE FROM blobs WHERE sid = ?", (waits_of(sid),))
         if known is not None:
             known.waits = False
+
+    # ------------------------------------------------------------------ dumps
+
+    def put_dump(self, change: rows.PutDump) -> None:
+        sid, dump = change.sid, change.dump
+        first, last = node_place(sid, 0, 0), node_place(sid, change.turn, 0)
+        before = self._one("SELECT digest FROM dumps WHERE place = ?", last)
+        if dump.digest is not None:
+            self._do("INSERT OR IGNORE INTO blobs (digest, sid) VALUES (?, ?)", (dump.digest, dumps_of(sid)))
+        self._do("INSERT OR REPLACE INTO dumps (place, digest, body) VALUES (?, ?, ?)", (last, dump.digest, dump.body))
+        if before is None:
+            self._do(
+                "DELETE FROM dumps WHERE place BETWEEN ?1 AND ?2 AND place NOT IN "
+                "(SELECT place FROM dumps WHERE place BETWEEN ?1 AND ?2 ORDER BY place DESC LIMIT ?3)",
+                (first, last, MOST_DUMPS),
+            )
+        if before is None or before[0] is not None:
+            self._do(
+                "DELETE FROM blobs WHERE sid = ? AND digest NOT IN "
+                "(SELECT digest FROM dumps WHERE place BETWEEN ? AND ? AND digest IS NOT NULL)",
+                (dumps_of(sid), first, last),
+            )
+
+    def drop_dumps(self, change: rows.DropDumps) -> None:
+        sid = change.sid
+        self._do("DELETE FROM dumps WHERE place BETWEEN ? AND ?", (node_place(sid, 0, 0), node_place(sid, MAX_TURN, 0)))
+        self._do("DELETE FROM blobs WHERE sid = ?", (dumps_of(sid),))
 
     # ------------------------------------------------------------------ workers
 

@@ -223,6 +223,11 @@ MIGRATIONS: dict[int, tuple[str, ...]] = {
         "UPDATE sessions SET listed = (updated >> 13) + 1 WHERE deleted = 0",
         "CREATE INDEX sessions_listed ON sessions (listed, agent, id)",
     ),
+    7: (
+        # Saved states of interpreters (`model.session.Dump`), one for each turn. `place` is that of the turn's first
+        # record, for the same reasons as in `nodes`. No checksum: what is in here is under the executor's own.
+        "CREATE TABLE dumps (place INTEGER PRIMARY KEY, digest TEXT, body BLOB NOT NULL)",
+    ),
 }
 
 VERSION = max(MIGRATIONS)

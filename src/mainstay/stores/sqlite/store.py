@@ -25,9 +25,10 @@ from typing import Any, TypeVar, cast
 from msgspec.structs import replace
 
 from mainstay.errors import InvalidInput, StoreInherited, StoreUnavailable
+from mainstay.model.ids import MAX_TURN
 from mainstay.model.process import Event, ProcessRow, WakeRow
 from mainstay.model.search import FoundRecord, SearchFilter
-from mainstay.model.session import Deaths, InboxRow, SessionRow, WaitRow, WorkerRow
+from mainstay.model.session import Deaths, Dump, InboxRow, SessionRow, WaitRow, WorkerRow
 from mainstay.model.write import ProcessFilter, SessionFilter, StoreFacts, Write
 from mainstay.ports.store import SWEEP_GRACE, Tell, WorkerSocket
 from mainstay.stores import os_process
@@ -237,6 +238,15 @@ class SqliteStore:
         with reading(self.path):
             found = self._live().execute(f"SELECT {records.WAIT} FROM waits WHERE id = ?", (wait_id,)).fetchone()
             return None if found is None else wait_row(found)
+
+    async def dump(self, sid: int, last: int) -> tuple[int, Dump] | None:
+        span = (records.node_place(sid, 0, 0), records.node_place(sid, min(last, MAX_TURN), 0))
+        with reading(self.path):
+            found = self._live().execute(records.NEWEST_DUMP, span).fetchone()
+        if found is None:
+            return None
+        place, digest, body = found
+        return records.node_position(place)[1], Dump(body if isinstance(body, bytes) else b"", digest)
 
     async def workers(self) -> list[WorkerRow]:
         with reading(self.path):

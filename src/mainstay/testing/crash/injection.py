@@ -41,7 +41,7 @@ from mainstay.model.llm import Delta, ModelRequest
 from mainstay.model.process import Event, ProcessRow, WakeRow
 from mainstay.model.record import Called, Ended, Faltered, RecordRow, Replied, Started
 from mainstay.model.search import FoundRecord, SearchFilter
-from mainstay.model.session import Deaths, InboxRow, SessionRow, WaitRow, WorkerRow
+from mainstay.model.session import Deaths, Dump, InboxRow, SessionRow, WaitRow, WorkerRow
 from mainstay.model.tool import PreparedCall, ToolOutcome, ToolSpec
 from mainstay.model.write import (
     Accept,
@@ -469,6 +469,9 @@ class InstrumentedStore:
 
     async def wait(self, wait_id: str) -> WaitRow | None:
         return await self._faults.uncounted(self.inner.wait(wait_id))
+
+    async def dump(self, sid: int, last: int) -> tuple[int, Dump] | None:
+        return await self._faults.uncounted(self.inner.dump(sid, last))
 
     async def process(self, process_id: str) -> ProcessRow | None:
         return await self._faults.uncounted(self.inner.process(process_id))
