@@ -15,10 +15,10 @@ import sys
 from typing import Any, TypeVar
 
 from mainstay import Agent, ModelRequest, Runtime, ToolCall, Workspace
-from mainstay.model.write import Advance, Append, Register, SendSignal, Write
+from mainstay.model.write import Advance, Append, Register, Resolve, SendSignal, Write
 from mainstay.stores.sqlite import SqliteStore
 from mainstay.testing import FunctionModel
-from mainstay.workspace.policy import Policy
+from mainstay.workspace.policy import Policy, Rule
 
 R = TypeVar("R")
 
@@ -28,6 +28,7 @@ COMMAND = "s.1.1.0.command"
 RUNS = {"command": "echo ran >> ran; cat"}
 CALLS: dict[str, list[ToolCall]] = {
     "run": [ToolCall(name="run_command", args={"command": "echo ran >> ran; echo out; exit 3"})],
+    "approved": [ToolCall(name="run_command", args={"command": "echo ran >> ran; echo out; exit 3"})],
     "background": [ToolCall(name="run_command", args={**RUNS, "stdin": True, "background": True})],
     "wait": [
         ToolCall(name="run_command", args={"command": "echo ran >> ran; exec sleep 0.2", "background": True}),
@@ -60,7 +61,8 @@ def agent(work: str, what: str) -> Agent[str]:
         asked = any(each.text == "go" for each in request.messages)
         return [CALLS[what][made]] if asked and made < len(CALLS[what]) else "done"
 
-    tools = Workspace([work], unsandboxed=True, policy=Policy(otherwise="allow")).tools(commands=True)
+    asked = (Rule("ask", "echo"),) if what == "approved" else ()
+    tools = Workspace([work], unsandboxed=True, policy=Policy(asked, otherwise="allow")).tools(commands=True)
     return Agent(FunctionModel(model), name="coder", tools=[tools])
 
 
@@ -84,8 +86,13 @@ class MortalStore(SqliteStore):
 
 
 def steps_of(write: Write[Any]) -> list[str]:
-    """What a write is about: the start or the end of a call, a command that is registered or has ended, a signal."""
+    """What a write is about: the start or the end of a call, a command that is registered or has ended, a signal, a
+    question to a person or its answer."""
     match write:
+        case Resolve():
+            return ["answer"]
+        case Append(waits=waits) if waits:
+            return ["question"]
         case Register():
             return ["register"]
         case SendSignal():
@@ -101,7 +108,11 @@ def steps_of(write: Write[Any]) -> list[str]:
 
 async def main(store: str, work: str, what: str, point: str) -> None:
     async with Runtime(MortalStore(store, point), agents=[agent(work, what)]) as runtime:
-        await (await runtime.session("s")).run("go", key="once")
+        session = await runtime.session("s")
+        result = await session.run("go", key="once")
+        for asked in await session.pending():
+            await session.approve(asked.call_id, by="ada")
+            await session.result(result.turn_id)
 
 
 def serve() -> None:

@@ -119,6 +119,48 @@ async def test_killed_around_a_tool_nothing_is_done_twice(
         assert (value["exit_code"], value["stdout"]) == (3, "out\n")
 
 
+APPROVED: dict[str, tuple[bool, int]] = {
+    # where it is killed     whether a person is asked in the next Runtime, repeated attempts of the call
+    "after question": (True, 0),
+    "before answer": (True, 0),
+    "after answer": (False, 0),
+    "before started 1.0": (False, 0),
+    "after started 1.0": (False, 1),
+    "before register": (False, 1),
+    "after register": (False, 1),
+    "before ended 1.0": (False, 1),
+    "after ended 1.0": (False, 0),
+}
+
+
+@pytest.mark.parametrize("point", APPROVED)
+async def test_killed_around_a_command_that_a_person_approves_it_runs_once(
+    mortals: Mortals, tmp_path: Path, point: str
+) -> None:
+    """No answer that was acknowledged is asked for again, and nothing runs without one."""
+    work = tmp_path / "work"
+    work.mkdir()
+    status = mortals.run(tmp_path, "approved", point)
+    assert status == -signal.SIGKILL
+    asks, repeated = APPROVED[point]
+
+    async with Runtime(tmp_path / "a.db", agents=[agent(str(work), "approved")]) as runtime:
+        session = await runtime.session("s")
+        result = await session.run("go", key="once")
+        asked = await session.pending()
+        ran_unasked = asks and (work / "ran").exists()
+        for each in asked:
+            await session.approve(each.call_id, by="ada")
+        result = await session.result(result.turn_id)
+
+    [call] = result.tool_calls
+    assert [each.call_id for each in asked] == (["s.1.1.0"] if asks else [])
+    assert not ran_unasked
+    assert call.repeated == repeated
+    assert (call.value["exit_code"], call.value["stdout"]) == (3, "out\n")
+    assert (work / "ran").read_text() == "ran\n"
+
+
 @pytest.mark.parametrize("what", ["held", "held output"])
 async def test_a_session_that_is_deleted_while_its_tools_wait_ends_its_commands(tmp_path: Path, what: str) -> None:
     work = tmp_path / "work"
