@@ -45,7 +45,7 @@ def test_what_waits_for_its_time_is_well(store: Path) -> None:
     assert (told["processes"], told["live_processes"], told["wakes"]) == (
         2,
         {"waiting": 1},
-        {"pending": 0, "discarded": 0},
+        {"pending": 0, "discarded": 0, "awaited": 0},
     )
 
 
@@ -180,6 +180,9 @@ async def test_wakes_for_what_the_session_awaited_need_nobody(store: Path) -> No
         assert result.tool_calls[0].value == "built\n"
         assert [wake.session_id for wake in await runtime.processes.wakes("discarded")] == ["chat"]
 
+    told = (await asyncio.to_thread(shell, "doctor", store=store)).stdout
+    assert "wakes: 1 not needed, because a call had waited for the end" in told
+    assert "discarded" not in told
     assert await asyncio.to_thread(needs, store) == []
 
 

@@ -70,7 +70,8 @@ class Advice(Struct, frozen=True):
 
 
 class ProcessHealth(Struct, frozen=True):
-    """What doctor found about processes: how many live, by state, and how many wakes wait or were discarded."""
+    """What doctor found about processes: how many live, by state, and how many wakes wait, were discarded, or were of
+    ends that a call had waited for."""
 
     states: dict[str, int]
     wakes: dict[str, int]
@@ -106,7 +107,8 @@ async def examine_processes(store: Store, dead: dict[str, bool], now: int) -> Pr
     needs += [Advice(folder, ORPHANED, MEND_ORPHAN) for folder in found.orphans[:NAMED]]
     pending, discarded = await store.wakes(None, "pending"), await store.wakes(None, "discarded")
     needs += await _wakes(store, pending, discarded, now)
-    waiting = {"pending": len(pending), "discarded": len(discarded)}
+    awaited = sum(each.reason == AWAITED for each in discarded)
+    waiting = {"pending": len(pending), "discarded": len(discarded) - awaited, "awaited": awaited}
     return ProcessHealth(dict(sorted(states.items())), waiting, needs, found)
 
 
@@ -683,7 +685,9 @@ def _print_processes(out: Any, found: ProcessHealth) -> None:
     if found.states:
         text_line(out, f"  live processes: {', '.join(f'{count:,} {state}' for state, count in found.states.items())}")
     if any(found.wakes.values()):
-        text_line(out, f"  wakes: {', '.join(f'{count:,} {state}' for state, count in found.wakes.items() if count)}")
+        words = {"awaited": "not needed, because a call had waited for the end"}
+        told = [f"{count:,} {words.get(state, state)}" for state, count in found.wakes.items() if count]
+        text_line(out, f"  wakes: {', '.join(told)}")
 
 
 def _print_commands(out: Any, found: CommandHealth) -> None:
