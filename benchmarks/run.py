@@ -93,6 +93,8 @@ ROWS = (
     Row("wfp", {"what": "paths", "times": 20_000}, disk=True, rounds=3, quick={"times": 2000}),
     Row("wfe", {"what": "edits", "times": 20, "bytes": 1 << 20}, disk=True, rounds=3, quick={"times": 5}),
     Row("wfs", {"what": "search", "files": 20_000}, disk=True, rounds=2, quick={"files": 1000}),
+    Row("wff", {"what": "first", "files": 50_000}, disk=True, rounds=2, quick={"files": 1000}),
+    Row("wfd", {"what": "parsing", "lines": 100_000}, rounds=3, quick={"lines": 10_000}),
     Row("wmc", {"what": "cells", "times": 60}, disk=True, rounds=3, quick={"times": 10}),
     Row("wmr", {"what": "resume", "times": 30}, rounds=3, quick={"times": 5}),
     Row("wmi", {"what": "idle", "sessions": 200}, quick={"sessions": 50}),

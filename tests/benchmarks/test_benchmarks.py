@@ -118,14 +118,18 @@ def test_sandboxes_are_measured_against_a_start_without_one(tmp_path: Path) -> N
 
 
 def test_files_of_a_workspace_are_measured(tmp_path: Path) -> None:
-    folders = {what: tmp_path / what for what in ("paths", "edits", "search")}
+    folders = {what: tmp_path / what for what in ("paths", "edits", "search", "first", "parsing")}
     for folder in folders.values():
         folder.mkdir()
-    few = {"times": 2, "bytes": 100_000, "files": 20}
+    few = {"times": 2, "bytes": 100_000, "files": 500, "lines": 1000}
     found = {what: sample(folder, "wf", few | {"what": what, "dir": str(folder)}) for what, folder in folders.items()}
     assert 0 < found["paths"]["check_us"] < found["paths"]["locate_us"]
     assert found["edits"]["edit_ms"] > 0
     assert found["search"]["search_s"] > 0
+    assert (
+        0 < found["first"].get("first_ms", found["first"].get("first_without_ripgrep_ms")) <= found["first"]["all_ms"]
+    )
+    assert found["parsing"]["parse_ms_per_mb"] > 0
 
 
 def killed(folder: Path, workload: str, params: dict[str, Any]) -> tuple[str, Any]:
