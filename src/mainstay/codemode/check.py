@@ -47,11 +47,28 @@ def read_cell(code: str, asynchronous: Collection[str]) -> CellCode:
     """`asynchronous` are the names, with dots, whose calls must be awaited."""
     try:
         tree = ast.parse(code)
+        parents = _parents(tree)
         binds = tuple(dict.fromkeys(_binds(tree.body)))
-        mentions = frozenset(node.id for node in ast.walk(tree) if isinstance(node, ast.Name))
-        return CellCode(binds, mentions, tuple(_unawaited(tree, asynchronous)))
+        mentions = frozenset([node.id for node in parents if type(node) is ast.Name])
+        return CellCode(binds, mentions, tuple(_unawaited(parents, asynchronous)))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return CellCode()
+
+
+def _parents(tree: ast.Module) -> dict[ast.AST, ast.AST]:
+    """Every node below `tree`, outer ones first, with the one that it stands in. `ast.walk` takes several times as
+    long, most of it for the contexts of names, which all nodes share."""
+    found: dict[ast.AST, ast.AST] = {}
+    todo: list[ast.AST] = [tree]
+    for node in todo:
+        for name in node._fields:
+            value = None if name == "ctx" else getattr(node, name, None)
+            below = value if type(value) is list else (value,)
+            for child in below:
+                if isinstance(child, ast.AST):
+                    found[child] = node
+                    todo.append(child)
+    return found
 
 
 # Names
@@ -117,13 +134,12 @@ def dotted(node: ast.AST) -> str:
     return ""
 
 
-def _unawaited(tree: ast.Module, asynchronous: Collection[str]) -> Iterator[Fault]:
-    parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
-    used = _names_used(tree, parents)
-    for node in ast.walk(tree):
+def _unawaited(parents: dict[ast.AST, ast.AST], asynchronous: Collection[str]) -> Iterator[Fault]:
+    used = _names_used(parents)
+    for node, parent in parents.items():
         if not isinstance(node, ast.Call):
             continue
-        name, parent = dotted(node.func), parents.get(node)
+        name = dotted(node.func)
         if name not in asynchronous and name not in _GATHERS:
             continue
         if not isinstance(parent, _KEEPS) or _looks(parent, node):
@@ -153,14 +169,14 @@ _BUILTINS = frozenset({
 })  # fmt: skip
 
 
-def _names_used(tree: ast.Module, parents: dict[ast.AST, ast.AST]) -> frozenset[str]:
+def _names_used(parents: dict[ast.AST, ast.AST]) -> frozenset[str]:
     """Names that are awaited, or handed on to where they can be."""
     return frozenset(
         node.id
-        for node in ast.walk(tree)
+        for node, parent in parents.items()
         if isinstance(node, ast.Name)
         and isinstance(node.ctx, ast.Load)
-        and isinstance(parent := parents.get(node), _KEEPS)
+        and isinstance(parent, _KEEPS)
         and not _looks(parent, node)
     )
 

@@ -283,7 +283,8 @@ class MontyRepl:
 
     Mutable state, owned by the event loop: `_variables` is what is kept between cells (None: nothing yet); `_cell` the
     cell that runs; `_worker` where it does; `_frozen` the bytes of its interpreter as of its last pause, if they were
-    made. `_lock` is held by whoever uses the worker.
+    made. `_lock` is held by whoever uses the worker. `_dumped`: the last pause was dumped by our caller, or there was
+    none yet; then those bytes are made in the step that leads to the next one, unless they were large.
     """
 
     def __init__(self, executor: MontyExecutor, dump: Dump | None, functions: Functions) -> None:
@@ -299,6 +300,7 @@ class MontyRepl:
         self._feeds = dump.header.feeds if dump else 0
         self._catalogue = dump.header.catalogue if dump else ""
         self._binds: tuple[str, ...] = ()
+        self._dumped = True
         if dump is not None and dump.header.cell is not None:
             self._revive(dump, dump.header.cell, functions)
 
@@ -375,6 +377,7 @@ class MontyRepl:
         if self._worker is None:
             self._worker = await self._executor.take(self._seed, cell.functions)
         worker = self._worker
+        cell.save, self._dumped = self._dumped, False
         running = self._executor.in_thread(step, worker, *args)
         try:
             done = await asyncio.shield(running)
@@ -387,6 +390,7 @@ class MontyRepl:
             self._worker = None
             self._executor.given()
             return self._ended(cell) if not cell.calls else done
+        self._frozen = cell.saved
         self._executor.pauses(self)
         return done
 
@@ -435,6 +439,7 @@ class MontyRepl:
             cell, saved = self._cell, b""
             if cell is not None:
                 saved = (cell.variables or b"") if cell.end is not None else await self._frozen_now()
+                self._dumped = len(saved) <= SMALL
             header = DumpHeader(
                 contains=contains,
                 executor=NAME,

@@ -25,6 +25,7 @@ from msgspec import Struct
 
 from mainstay.codemode.inside.values import bind
 from mainstay.model.code import FINISH, SLEEP
+from mainstay.model.codec import encode
 from mainstay.model.tool import ToolSpec
 
 SETTLE = "settle"
@@ -70,11 +71,13 @@ class Function(Struct, frozen=True):
 
 
 class Functions:
-    """The tools of one cell by the paths that it calls them by. `fault` says why they cannot stand side by side."""
+    """The tools of one cell by the paths that it calls them by. `fault` says why they cannot stand side by side.
+    `texts` are what `shown` has made of them, by the schema of the output."""
 
     def __init__(self, tools: Sequence[ToolSpec]) -> None:
         self.by_path: dict[str, Function] = {}
         self.fault: str | None = None
+        self.texts: dict[bytes, str] = {}
         for spec in tools:
             function = _function(spec)
             self.fault = self.fault or self._clash(function)
@@ -317,7 +320,11 @@ async def settle(*calls: Awaitable[Any]) -> list[Any]: ...
 
 
 def shown(functions: Functions, output_schema: Mapping[str, Any] | None = None) -> str:
-    """The functions as Python that a model reads: classes of arguments first, then signatures with docstrings."""
+    """The functions as Python that a model reads: classes of arguments first, then signatures with docstrings. It is
+    asked for with every model call, and kept."""
+    key = b"" if output_schema is None else encode(output_schema)
+    if key in functions.texts:
+        return functions.texts[key]
     types = _Types(wide=False)
     blocks = []
     for function in functions.by_path.values():
@@ -327,4 +334,5 @@ def shown(functions: Functions, output_schema: Mapping[str, Any] | None = None) 
     output = "str" if output_schema is None else types.of(output_schema, output_schema, "output")
     blocks.append(f'def finish(value: {output}) -> None:\n    """End your work with this value."""')
     classes = [text for text in types.classes.values() if text]
-    return "\n\n".join((*classes, *blocks))
+    text = functions.texts[key] = "\n\n".join((*classes, *blocks))
+    return text

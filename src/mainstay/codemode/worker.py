@@ -195,7 +195,8 @@ class Cell:
     """A cell from its first line to its end.
 
     `calls` have come out and have no answer yet; `_ids` are Monty's numbers for them. `end` is set when the code is
-    over; `variables` is then what to keep of it, or None where what was before the cell is to stay.
+    over; `variables` is then what to keep of it, or None where what was before the cell is to stay. With `save`, a step
+    that calls something and pauses leaves the state there in `saved`.
     """
 
     def __init__(self, functions: Functions, limits: CodeLimits, state: CellState, feeds: int) -> None:
@@ -208,6 +209,8 @@ class Cell:
         self._ids = dict(state.ids)
         self._emitted, self._drawn, self._spent, self._output = state.emitted, state.drawn, state.spent, state.output
         self._seed = state.seed
+        self.save = False
+        self.saved: bytes | None = None
         self._snapshot: Snapshot | None = None
         self._worker: Worker | None = None
         self._printed: list[str] = []
@@ -297,6 +300,7 @@ class Cell:
             if isinstance(snapshot, monty.MontyComplete):
                 return self._over(CellEnd(value=self._shown(snapshot)), keep=True)
             self._snapshot = snapshot
+            self.saved = worker.dump() if self.save and self._fresh else None
             return Paused(tuple(self._fresh), self._text())
         except _Abort as stop:
             return self._over(CellEnd(error=stop.error), keep=False)

@@ -145,7 +145,8 @@ class Running:
     `round` are its calls without an outcome, `printed` what it has printed, `_seen` how many records of the turn are
     taken in. `_mark` says which cell left the variables that this one began with; `_fresh` why it began without any.
     `_last` is the last answer that it got. `_unsaved`: the interpreter has gone on since it was saved. `_large`: it was
-    too large to be saved with every call; `_ran` is for how many seconds it has run since.
+    too large to be saved with every call; `_ran` is for how many seconds it has run since. `_writes`: what is recorded
+    is being written while the cell computes.
     """
 
     def __init__(self, cells: Cells, executor: Executor, run: Run, effect: RunCode) -> None:
@@ -165,6 +166,7 @@ class Running:
         self._fresh = ""
         self._last: Ended | None = None
         self._unsaved, self._large, self._ran = True, False, 0.0
+        self._writes = False
         self._began = self._clock.monotonic()
 
     # ------------------------------------------------------------------ the loop
@@ -228,18 +230,27 @@ class Running:
     async def _step(self, work: Coroutine[Any, Any, CodeStep]) -> CodeStep:
         """Let the cell run on. Where it computes for long, what is recorded is written meanwhile; else that goes into
         one write with what the cell asks for next."""
-        going_on, patience = asyncio.ensure_future(work), asyncio.ensure_future(self._clock.sleep(WRITE_AFTER))
-        began = self._clock.monotonic()
+        began, writing = self._clock.monotonic(), list[asyncio.Task[None]]()
+        # A task for the clock is made only then: most cells ask for something within a millisecond.
+        timer = asyncio.get_running_loop().call_later(
+            WRITE_AFTER / 2, lambda: writing.append(asyncio.create_task(self._write()))
+        )
         try:
-            _ = await asyncio.wait({going_on, patience}, return_when=asyncio.FIRST_COMPLETED)
-            if not going_on.done():
-                await self._run.journal.flush()
-            return await going_on
+            return await work
         finally:
+            timer.cancel()
             self._ran += self._clock.monotonic() - began
-            for task in (going_on, patience):
-                task.cancel()
-            await asyncio.gather(going_on, patience, return_exceptions=True)
+            for task in writing:
+                if not self._writes:
+                    task.cancel()
+                await asyncio.wait([task])  # a write that failed is in doubt, and the next one raises why
+
+    async def _write(self) -> None:
+        """After a while without a step, write what is recorded."""
+        self._writes = False
+        await self._clock.sleep(WRITE_AFTER / 2)
+        self._writes = True
+        await self._run.journal.flush()
 
     # ------------------------------------------------------------------ its calls
 

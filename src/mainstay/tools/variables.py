@@ -122,16 +122,16 @@ class Variables:
             found = await self._brought_forward(run, executor, kept, earlier)
             if found is not None:
                 return found
-        if dumps and (run.scope.turn > 1 or run.resumed or cell.calls or await self._is_fork(run)):
+        if run.scope.turn == 1 and not run.resumed and not earlier:
+            row = await self._store.session_by_sid(run.scope.sid)
+            if row is not None and row.fork is None:
+                return Kept(await executor.open(), None)  # the first cell of a session
+        if dumps:
             async for sealed in self._sealed(run):
                 found = await self._opened(run, executor, sealed, cell, earlier)
                 if found is not None:
                     return found
         return await self._made_again(run, executor, effective([*await self._past(run, 0), *earlier]))
-
-    async def _is_fork(self, run: Run) -> bool:
-        row = await self._store.session_by_sid(run.scope.sid)
-        return row is not None and row.fork is not None
 
     async def _sealed(self, run: Run) -> AsyncIterator[bytes]:
         """The dumps of a session's branch, newest first."""
