@@ -16,6 +16,7 @@ from mainstay.engine.deps import function_of_caller
 from mainstay.errors import InvalidDefinition, PluginConflict, quoted
 from mainstay.model import validate
 from mainstay.model.agent import WAKE_DEPTH, AgentSpec, Budget, Caller, Mode
+from mainstay.model.code import CPython
 from mainstay.model.codec import clean_text, error_text
 from mainstay.model.llm import DEFAULT_SETTINGS, ModelSettings
 from mainstay.model.message import InputContent, Message, Scalar
@@ -47,7 +48,8 @@ class Agent(Generic[T]):
     function of the `Caller` that writes them for each turn. `budget` limits a turn,
     `output_budget` what the model sees of each tool's output. A session is set aside after `wake_depth` wakes in a row,
     each by work that the turn before has started. With `wait_for_commands` a turn whose model answers while commands
-    run that it started is held until they end, each for so many seconds at most.
+    run that it started is held until they end, each for so many seconds at most. With `mode="code"` the model writes
+    Python, which runs in Monty, or in full CPython with `code=CPython()`.
     """
 
     @overload
@@ -65,6 +67,7 @@ class Agent(Generic[T]):
         wake_depth: int | None = WAKE_DEPTH,
         settings: ModelSettings | None = None,
         mode: Mode = "tools",
+        code: CPython | None = None,
         wait_for_commands: float | None = None,
     ) -> None: ...
 
@@ -83,6 +86,7 @@ class Agent(Generic[T]):
         wake_depth: int | None = WAKE_DEPTH,
         settings: ModelSettings | None = None,
         mode: Mode = "tools",
+        code: CPython | None = None,
         wait_for_commands: float | None = None,
     ) -> None: ...
 
@@ -100,6 +104,7 @@ class Agent(Generic[T]):
         wake_depth: int | None = WAKE_DEPTH,
         settings: ModelSettings | None = None,
         mode: str = "tools",
+        code: CPython | None = None,
         wait_for_commands: float | None = None,
         **foreign: Never,
     ) -> None:
@@ -135,7 +140,8 @@ class Agent(Generic[T]):
         check_provider_tools(self._provider_tools, self._catalog)
         self.mode: Mode = "code" if mode == "code" else "tools"
         if mode == "code":
-            check_functions(self._catalog, self._plugins)
+            check_functions(self._catalog, self._plugins, code is None)
+        self.code = None if code is None else check_code(code, self._plugins, self.mode)
         self._operations = OperationTable(self._plugins.plugins)
         self._codec = None if output in (None, str) else output_codec(output)
         if settings is not None and not isinstance(settings, ModelSettings):
@@ -183,6 +189,7 @@ class Agent(Generic[T]):
             instruct=self._instruct,
             mode=self.mode,
             wait_for_commands=self.wait_for_commands,
+            code=self.code,
         )
         own = self._plugins.owner("code_executor")
         return definition if own is None else definition.executed_by(own.code_executor())
@@ -375,16 +382,28 @@ def check_slots(plugins: PluginSet, mode: str) -> None:
     _ = engines_of([plugins])
 
 
-def check_functions(catalog: Catalog, plugins: PluginSet) -> None:
+def check_functions(catalog: Catalog, plugins: PluginSet, needs_monty: bool) -> None:
     """Refuse tools that cannot be functions of a cell, and code mode where nothing runs code."""
     from mainstay.codemode import require_monty  # noqa: PLC0415  # most agents write no code
     from mainstay.codemode.stubs import Functions  # noqa: PLC0415
 
-    if not plugins.has("code_executor"):
+    if needs_monty and not plugins.has("code_executor"):
         require_monty()
     fault = Functions(catalog.specs).fault
     if fault is not None:
         raise InvalidDefinition(fault)
+
+
+def check_code(code: CPython, plugins: PluginSet, mode: Mode) -> CPython:
+    """What runs the cells of an agent, if that is not to be Monty."""
+    from mainstay.codemode.cpython import check_cpython  # noqa: PLC0415  # most agents write no code
+
+    if mode != "code":
+        raise InvalidDefinition("code= says what runs the cells of an agent: leave it out, or give it mode='code'")
+    if plugins.has("code_executor"):
+        name = next(plugin.id for plugin in plugins.plugins if overrides(plugin, "code_executor"))
+        raise InvalidDefinition(f"plugin {name!r} has code_executor, and code= says another: leave one of them out")
+    return check_cpython(code)
 
 
 def catalog_of(tools: Iterable[Any], plugins: PluginSet) -> Catalog:

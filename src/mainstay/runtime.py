@@ -33,6 +33,7 @@ from mainstay.errors import (
     quoted,
 )
 from mainstay.model import validate
+from mainstay.model.code import CPython
 from mainstay.model.codec import clean, clean_text, encode_checked
 from mainstay.model.command import CommandOptions, CommandResult, CommandSettings
 from mainstay.model.ids import check_session_id, mint
@@ -45,6 +46,7 @@ from mainstay.observe.relay import Relay
 from mainstay.observe.remote import LiveServer
 from mainstay.plugins.hooks import Plugin
 from mainstay.plugins.registry import engines_of, shut_down
+from mainstay.ports.code import Executor
 from mainstay.ports.host import Clock, Random
 from mainstay.ports.services import TraceSink
 from mainstay.ports.store import OnDisk, Store, WorkerSockets
@@ -81,6 +83,9 @@ from mainstay.tools.dispatcher import CallPorts, Dispatcher
 from mainstay.tools.waiting import PARK_AFTER
 
 R = TypeVar("R")
+
+if TYPE_CHECKING:  # importing Mainstay must not import all of it
+    from mainstay.commands.engine import CommandEngine
 
 log = logging.getLogger("mainstay.runtime")
 
@@ -197,10 +202,13 @@ class Runtime:
 
     async def _start(self, opened: contextlib.AsyncExitStack) -> None:
         """Put everything together; `opened` takes it apart again, in reverse and whatever part of that fails."""
+        from mainstay.commands.monitor import command_engines  # noqa: PLC0415  # importing Mainstay must not import all of it
+
         name = mint("w", self._clock.now(), self._random.bits(40))
         definitions = {name: agent.definition() for name, agent in self._agents.items()}
+        self._command_engine, self._monitor_engine = command_engines(self._store, self._commands)
         if any(each.mode == "code" and each.executor is None for each in definitions.values()):
-            definitions = await with_executor(definitions, self._store)
+            definitions = await with_executors(definitions, self._store, self._command_engine)
         # Entered first and so left last: turns that are cut off still close their streams.
         connections = await opened.enter_async_context(contextlib.AsyncExitStack())
         for agent, definition in definitions.items():
@@ -230,11 +238,11 @@ class Runtime:
         if socket is not None:
             await self._live_server.listen(socket.path)
         self._executors = list({id(each.executor): each.executor for each in definitions.values()}.values())
-        opened.push_async_callback(self._close_code)
         opened.callback(self._close, parts)
         opened.callback(parts.relay.close)
         opened.callback(self._dispatcher.threads.close)
         opened.push_async_callback(self._command_engine.close)
+        opened.push_async_callback(self._close_code)
         self._pulse = Pulse(worker, asyncio.get_running_loop(), self._busy_with)
         self._pulse.start()
         opened.callback(self._pulse.stop)
@@ -252,8 +260,6 @@ class Runtime:
         Turns are built before services, wakes and processes, and call them: through functions that find these when
         they are called.
         """
-        from mainstay.commands.monitor import command_engines  # noqa: PLC0415  # importing Mainstay must not import all of it
-
         store, clock, random = self._store, self._clock, self._random
         mode, activity = Mode(), Activity()
         supervisor, background = Supervisor(), Supervisor()
@@ -295,7 +301,7 @@ class Runtime:
         )
         work = ProcessWorker(dispatcher, supervisor, mode, events, passive, self._concurrency)
         processes = ProcessService(work, self._cancel_policy, self._process_policy)
-        commands, monitors = command_engines(store, self._commands)
+        commands, monitors = self._command_engine, self._monitor_engine
         local = LocalEngine(store, worker.id, lambda: worker.alive)
         tasks = TaskTable(local, processes, supervisor)
         filters = InputFilters(definitions, self._input_filters, self._input_secret, store, worker)
@@ -366,7 +372,7 @@ class Runtime:
         self._watcher = ScopeWatcher(worker, store, clock, activity, kinds, followers, jobs, self._recover)
         self._supervisor, self._background, self._dispatcher = supervisor, background, dispatcher
         self._worker, self._turns, self._work, self._wakes = worker, turns, work, wakes
-        self._process_feed, self._command_engine = process_feed, commands
+        self._process_feed = process_feed
         self._live_server = LiveServer(feed, store.identity(), outcomes.works_on, activity.written)
         return parts
 
@@ -659,14 +665,31 @@ def _report(progress: Callable[[int, int], object] | None, done: int, whole: int
         progress(done, whole)
 
 
-async def with_executor(definitions: Mapping[str, Definition], store: Store) -> dict[str, Definition]:
-    """The definitions with one executor for all agents in code mode that bring none."""
-    from mainstay.codemode.dumps import key_for  # noqa: PLC0415  # most programs have no agent that writes code
-    from mainstay.codemode.monty import MontyExecutor  # noqa: PLC0415
+async def with_executors(
+    definitions: Mapping[str, Definition], store: Store, commands: CommandEngine
+) -> dict[str, Definition]:
+    """The definitions with what runs the cells of agents that bring nothing of their own: Monty, or CPython, once for
+    all that say the same about it. Raises SandboxUnavailable."""
+    executors: dict[CPython | None, Executor] = {}
+    found = dict(definitions)
+    for name, each in definitions.items():
+        if each.mode == "code" and each.executor is None:
+            if each.code not in executors:
+                executors[each.code] = await new_executor(each.code, store, commands)
+            found[name] = each.executed_by(executors[each.code])
+    return found
 
-    location = store.location if isinstance(store, OnDisk) else None
-    executor = MontyExecutor(key=await asyncio.to_thread(key_for, location))
-    return {
-        name: each.executed_by(executor) if each.mode == "code" and each.executor is None else each
-        for name, each in definitions.items()
-    }
+
+async def new_executor(chosen: CPython | None, store: Store, commands: CommandEngine) -> Executor:
+    if chosen is None:
+        from mainstay.codemode.dumps import key_for  # noqa: PLC0415  # most programs have no agent that writes code
+        from mainstay.codemode.monty import MontyExecutor  # noqa: PLC0415
+
+        location = store.location if isinstance(store, OnDisk) else None
+        return MontyExecutor(key=await asyncio.to_thread(key_for, location))
+    from mainstay.codemode.cpython import CPythonExecutor  # noqa: PLC0415
+    from mainstay.commands.bound import PipedCommands  # noqa: PLC0415
+
+    executor = CPythonExecutor(PipedCommands(commands), chosen)
+    await executor.check()
+    return executor

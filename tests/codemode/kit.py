@@ -44,13 +44,18 @@ KINDS = ["monty", "cpython"]
 """The executors that pass one contract."""
 
 
+def require_sandbox() -> None:
+    """Skip where CPython cannot be confined."""
+    if all(examine(how).refused for how in IMPLEMENTATIONS):
+        pytest.skip("no sandbox can be made here")
+
+
 @asynccontextmanager
 async def cpython(
     *, limits: CodeLimits | None = None, workers: int = 2, packages: tuple[str, ...] = ()
 ) -> AsyncGenerator[CPythonExecutor]:
-    """CPython in the best sandbox that this machine can make; skipped where there is none."""
-    if all(examine(how).refused for how in IMPLEMENTATIONS):
-        pytest.skip("no sandbox can be made here")
+    """CPython in the best sandbox that this machine can make."""
+    require_sandbox()
     store = open_store("memory")
     await store.open()
     engine = CommandEngine(store, CommandSettings())

@@ -14,6 +14,7 @@ from mainstay import Agent, ModelRequest, ModelResponse, Plugin, ToolContext, Us
 from mainstay.codemode.monty import MontyExecutor
 from mainstay.engine.host import SystemClock
 from mainstay.errors import AlreadyAnswered
+from mainstay.model.code import CPython
 from mainstay.ports.code import Executor
 from mainstay.testing import FunctionModel
 from mainstay.testing.crash import Lab
@@ -56,7 +57,7 @@ class Unhurried(SystemClock):
         await super().sleep(seconds)
 
 
-def coder(lab: Lab, saves: bool) -> Agent[str]:
+def coder(lab: Lab, saves: bool, code: CPython | None = None) -> Agent[str]:
     @tool
     async def pay(n: int, ctx: ToolContext[Any]) -> int:
         """Pay."""
@@ -74,7 +75,7 @@ def coder(lab: Lab, saves: bool) -> Agent[str]:
         return ModelResponse("I stop." if again else CELL, (), Usage(input=1, output=2))
 
     plugins = [Saved()] if saves else []
-    return Agent(FunctionModel(answer), name="coder", tools=[pay, look], mode="code", plugins=plugins)
+    return Agent(FunctionModel(answer), name="coder", tools=[pay, look], mode="code", code=code, plugins=plugins)
 
 
 SIGNED = ["```python\nseen = [await look(n) for n in range(2)]\n```"]
@@ -125,3 +126,8 @@ async def coded(lab: Lab, saves: bool = True) -> None:
 
 async def coded_without_key(lab: Lab) -> None:
     await coded(lab, saves=False)
+
+
+async def coded_in_cpython(lab: Lab) -> None:
+    async with lab.runtime([coder(lab, False, CPython())], clock=Unhurried()) as runtime:
+        await (await runtime.session(SESSION)).run("go", key="go")

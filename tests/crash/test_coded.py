@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Generator
 from typing import Any
 
@@ -9,7 +10,8 @@ import pytest
 from msgspec import Struct
 
 from mainstay.testing.crash import MODES, Crash, ForkServer, Mode, Played, StoreKind, kill_everywhere, play
-from tests.crash.coded import ANSWER, approved, approved_without_key, coded, coded_without_key
+from tests.codemode.kit import require_sandbox
+from tests.crash.coded import ANSWER, approved, approved_without_key, coded, coded_in_cpython, coded_without_key
 from tests.crash.reference import SESSION
 
 
@@ -138,6 +140,31 @@ def forks() -> Generator[ForkServer, None, None]:
 @pytest.mark.parametrize(("crash", "fate"), KILLS)
 def test_real_kill_has_its_ruled_fate(forks: ForkServer, crash: Crash, fate: Fate) -> None:
     check(forks.play([crash], coded), fate)
+
+
+# In CPython every cell is begun again in a new process: a part of the points, and with MAINSTAY_CODE=cpython all.
+SAMPLE = DEATHS if os.environ.get("MAINSTAY_CODE") == "cpython" else DEATHS[7::17]
+
+
+def test_every_point_is_ruled_in_cpython_too() -> None:
+    require_sandbox()
+    played = play(coded_in_cpython, timeout=60)
+
+    check(played, DONE)
+    assert [point.name for point in played.traces[0]] == list(RULINGS)
+
+
+@pytest.mark.parametrize(("crash", "fate"), SAMPLE)
+def test_kill_has_its_ruled_fate_in_cpython(crash: Crash, fate: Fate) -> None:
+    require_sandbox()
+    check(play(coded_in_cpython, [crash], timeout=60), fate)
+
+
+@pytest.mark.kill
+@pytest.mark.parametrize(("crash", "fate"), KILLS if SAMPLE is DEATHS else KILLS[5:6])
+def test_real_kill_has_its_ruled_fate_in_cpython(forks: ForkServer, crash: Crash, fate: Fate) -> None:
+    require_sandbox()
+    check(forks.play([crash], coded_in_cpython), fate)
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from mainstay import Agent, ModelRequest, ModelResponse, Usage
+from mainstay.model.code import CPython
 from mainstay.model.message import Message
 from mainstay.testing import FunctionModel
 
@@ -16,7 +18,7 @@ def cell(code: str) -> str:
 
 def coder(*answers: str, seen: list[Sequence[Message]] | None = None, **options: Any) -> Agent[Any]:
     """An agent in code mode that gives these answers in order; an empty one is never given. `seen` is filled with the
-    conversations that the model was shown."""
+    conversations that the model was shown. `MAINSTAY_CODE=cpython` runs the cells of all tests in CPython."""
     given = iter(answers)
 
     def answer(request: ModelRequest) -> ModelResponse:
@@ -24,6 +26,8 @@ def coder(*answers: str, seen: list[Sequence[Message]] | None = None, **options:
             seen.append(request.messages)
         return ModelResponse(next(given), (), Usage(input=1, output=2))
 
+    if os.environ.get("MAINSTAY_CODE") == "cpython":
+        options.setdefault("code", CPython())
     return Agent(FunctionModel(answer), name="coder", mode="code", **options)
 
 

@@ -115,6 +115,7 @@ class CPythonExecutor:
     async def check(self) -> None:
         """Raises SandboxUnavailable where this machine cannot confine it, after a self-test."""
         await self._commands.check(self._command)
+        await self._commands.end_leftovers()  # their processes died with their Runtime, their folders did not
 
     @property
     def name(self) -> str:

@@ -22,6 +22,7 @@ from mainstay.errors import (
 )
 from mainstay.model import validate
 from mainstay.model.agent import WAKE_DEPTH, AgentSpec, Budget, Mode
+from mainstay.model.code import CPython
 from mainstay.model.llm import DEFAULT_SETTINGS, Delta, ModelChoice, ModelRequest, ModelSettings
 from mainstay.model.message import Scalar
 from mainstay.model.outcome import Finished
@@ -53,7 +54,8 @@ class Definition(Struct):
     """A live agent. `output_rule` reads a final text as JSON of the output type; `revive` makes the typed output.
     `instruct` makes the instructions of one run of a turn, where the host gave a function; `instructions` are then what
     plugins have added to them. `models` are those that `provider` stands for, in the order in which they are asked.
-    `executor` runs the cells of an agent in code mode. `protocol` is how its model is asked, and what answers mean."""
+    `executor` runs the cells of an agent in code mode; `code` says which it is to be, where that is not Monty.
+    `protocol` is how its model is asked, and what answers mean."""
 
     name: str
     provider: Provider
@@ -75,6 +77,7 @@ class Definition(Struct):
     executor: Executor | None = None
     protocol: TurnProtocol = NATIVE
     wait_for_commands: float | None = None
+    code: CPython | None = None
 
     def __post_init__(self) -> None:
         self.models = candidates(self.provider)  # made once, and again when a turn chooses another provider
