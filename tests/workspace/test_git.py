@@ -114,6 +114,33 @@ async def test_what_cannot_be_shown_is_told(model: Conversation, work: Path, arg
     assert not (work / "made").exists()
 
 
+@pytest.mark.parametrize("part", ["HEAD", "packed-refs", "shallow", "index", "info/exclude", "logs", "objects", "refs"])
+async def test_a_repository_with_parts_elsewhere_is_not_read(model: Conversation, work: Path, part: str) -> None:
+    """Git prints lines of what it does not understand."""
+    found, away = work / ".git" / part, work.parent / "away"
+    if found.exists():
+        found.rename(away)
+    else:
+        away.write_text("root:x:0:0\n")
+    found.parent.mkdir(exist_ok=True)
+    found.symlink_to(away)
+
+    assert await model.call("git", operation="log") == "no_repository"
+
+
+@pytest.mark.parametrize(("where", "code"), [("../../../outside", "no_repository"), ("../../inside", "")])
+async def test_objects_of_a_repository_outside_are_not_read(
+    model: Conversation, work: Path, where: str, code: str
+) -> None:
+    alternates = work / ".git" / "objects" / "info" / "alternates"
+    alternates.parent.mkdir(exist_ok=True)
+    alternates.write_text(f"# of somebody\n{where}/.git/objects\n")
+
+    told = await model.call("git", operation="log")
+
+    assert (told if isinstance(told, str) else "") == code
+
+
 async def test_a_folder_without_a_repository_is_told(tmp_path: Path) -> None:
     (tmp_path / "plain").mkdir()
     (tmp_path / "linked").mkdir()

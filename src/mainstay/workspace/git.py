@@ -89,6 +89,12 @@ git --no-pager "$@"
 """Gets the top of a working tree, then the arguments of git."""
 
 QUIET = ("--no-ext-diff", "--no-textconv", "--no-color", "--ignore-submodules=all", "--submodule=short")
+PARTS = (
+    "HEAD", "objects", "objects/info", "objects/info/alternates", "objects/pack", "refs", "logs", "index", "info",
+    "info/exclude", "packed-refs", "shallow",
+)  # fmt: skip
+"""What git reads of a repository's own folder."""
+MOST_ALTERNATES = 64 * 1024
 LOG = "--format=%h %ad %an%d %s"
 
 
@@ -173,12 +179,30 @@ def _top(paths: Paths, place: Place, asked: str) -> str:
         with contextlib.suppress(OSError):
             mode = os.lstat(f"{folder}/.git").st_mode
             if stat.S_ISDIR(mode):
+                _check_inside(paths, f"{folder}/.git")
                 return folder
             raise ToolError(
                 f"{folder}/.git is no folder, and leads to a repository elsewhere: look at that one",
                 code="no_repository",
             )
     raise ToolError(f"{asked} is in no git repository below {place.root}", code="no_repository")
+
+
+def _check_inside(paths: Paths, folder: str) -> None:
+    """Raise ToolError where git would read what is outside of the workspace, parts of which it prints in its errors.
+    Where a sandbox confines git it could not read that either."""
+    for part in PARTS:
+        if os.path.islink(f"{folder}/{part}"):
+            raise ToolError(f"{folder}/{part} is a link, and leads to a repository elsewhere", code="no_repository")
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        with open(f"{folder}/objects/info/alternates", "rb") as file:
+            others = file.read(MOST_ALTERNATES).splitlines()
+        for other in others:
+            where = os.path.realpath(os.path.join(f"{folder}/objects", os.fsdecode(other)))
+            if other and not other.startswith(b"#") and not paths.covers(where):
+                raise ToolError(
+                    f"{folder} has its objects in a repository outside of the workspace", code="no_repository"
+                )
 
 
 def _below(paths: Paths, tree: str, path: str) -> str:

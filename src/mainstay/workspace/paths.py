@@ -54,6 +54,7 @@ CODES = {
     errno.ENOENT: ("not_found", "there is no such file or folder"),
     errno.ENOTDIR: ("not_a_folder", "a part of it is no folder"),
     errno.EISDIR: ("not_a_file", "it is a folder"),
+    errno.ENXIO: ("not_a_file", "it is a socket, or a device that is not there"),
     errno.EACCES: ("permission_denied", "this user may not do that"),
     errno.EPERM: ("permission_denied", "this user may not do that"),
     errno.EROFS: ("permission_denied", "the file system is read-only"),
