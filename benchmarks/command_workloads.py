@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from workload import Sample, Span, forget_peak, give_back_memory, median, status_mb, tell_ready
 
@@ -128,21 +128,22 @@ async def _confined(params: Sample) -> Sample:
 
 
 async def _output(params: Sample) -> Sample:
-    """So many bytes of `yes`: what this process takes meanwhile, and for how long its event loop is held up."""
+    """So many bytes of `yes`: what this process takes meanwhile, and for how long its event loop is blocked."""
     amount = params["bytes"]
     async with _runtime(params) as runtime:
         await (await runtime.command(["/bin/true"])).result()
         give_back_memory()
         forget_peak()
         before = status_mb("VmRSS")
-        async with _lag() as lags:
+        async with _lateness() as late:
             with Span() as span:
                 handle = await runtime.command(["sh", "-c", f"yes | head -c {amount}"])
                 result = await handle.result()
         assert result.stdout_bytes == amount, result
     return {
         "grown_mb": status_mb("VmHWM") - before,
-        "lag_ms": 1e3 * max(lags),
+        "lag_ms": max(each.blocked for each in late),
+        "descheduled_ms": max(each.descheduled for each in late),
         "mb_per_s": amount / 1e6 / span.wall,
         "cpu_s": span.cpu,
     }
@@ -216,19 +217,36 @@ async def _end_all(handles: list[ProcessHandle[Any]]) -> None:
     await asyncio.gather(*(handle.result() for handle in handles))
 
 
+class Late(NamedTuple):
+    """How many ms the event loop came late to a timer: because something blocked it, and because its thread was ready
+    to run while the kernel gave the CPUs to others, such as `yes`, `head`, the shim and the hashing thread."""
+
+    blocked: float
+    descheduled: float
+
+
 @contextlib.asynccontextmanager
-async def _lag() -> AsyncGenerator[list[float], None]:
-    """How late the event loop comes to a timer."""
-    lags = [0.0]
+async def _lateness() -> AsyncGenerator[list[Late], None]:
+    found = [Late(0.0, 0.0)]
 
     async def watch() -> None:
         while True:
-            due = time.perf_counter() + 0.005
+            due, before = time.perf_counter() + 0.005, _descheduled_ms()
             await asyncio.sleep(0.005)
-            lags.append(time.perf_counter() - due)
+            late, waited = 1e3 * (time.perf_counter() - due), _descheduled_ms() - before
+            found.append(Late(max(0.0, late - waited), waited))
 
     watching = asyncio.create_task(watch())
     try:
-        yield lags
+        yield found
     finally:
         watching.cancel()
+
+
+def _descheduled_ms() -> float:
+    """For how long this thread was ready to run, and did not; 0 where the kernel does not count it."""
+    try:
+        with open("/proc/thread-self/schedstat") as file:
+            return int(file.read().split()[1]) / 1e6
+    except OSError:
+        return 0.0
