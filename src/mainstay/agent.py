@@ -18,6 +18,7 @@ from mainstay.model import validate
 from mainstay.model.agent import WAKE_DEPTH, AgentSpec, Budget, Caller, Mode
 from mainstay.model.code import CPython
 from mainstay.model.codec import clean_text, error_text
+from mainstay.model.command import CommandHold
 from mainstay.model.llm import DEFAULT_SETTINGS, ModelSettings
 from mainstay.model.message import InputContent, Message, Scalar
 from mainstay.model.outcome import Finished
@@ -68,7 +69,7 @@ class Agent(Generic[T]):
         settings: ModelSettings | None = None,
         mode: Mode = "tools",
         code: CPython | None = None,
-        wait_for_commands: float | None = None,
+        wait_for_commands: float | CommandHold | None = None,
     ) -> None: ...
 
     @overload
@@ -87,7 +88,7 @@ class Agent(Generic[T]):
         settings: ModelSettings | None = None,
         mode: Mode = "tools",
         code: CPython | None = None,
-        wait_for_commands: float | None = None,
+        wait_for_commands: float | CommandHold | None = None,
     ) -> None: ...
 
     def __init__(  # noqa: PLR0913  # what a user may say about an agent, each by name
@@ -105,7 +106,7 @@ class Agent(Generic[T]):
         settings: ModelSettings | None = None,
         mode: str = "tools",
         code: CPython | None = None,
-        wait_for_commands: float | None = None,
+        wait_for_commands: float | CommandHold | None = None,
         **foreign: Never,
     ) -> None:
         if foreign:
@@ -131,7 +132,11 @@ class Agent(Generic[T]):
         self.tools, self.output = validate.several(tools, "tools", InvalidDefinition), output
         self.budget, self.output_budget = budget or Budget(), output_budget or OutputBudget()
         self.wake_depth = wake_depth
-        self.wait_for_commands = validate.seconds(wait_for_commands, "wait_for_commands", InvalidDefinition)
+        self.wait_for_commands = (
+            wait_for_commands
+            if wait_for_commands is None or isinstance(wait_for_commands, CommandHold)
+            else CommandHold(wait_for_commands)
+        )
         self._plugins = PluginSet(plugins)
         check_slots(self._plugins, mode)
         self._provider_tools = tuple([each for each in self.tools if isinstance(each, ProviderTool)])

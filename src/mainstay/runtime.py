@@ -62,6 +62,7 @@ from mainstay.sessions.definition import Defined, Definition, Models, by_name, c
 from mainstay.sessions.definition import checked as checked_models
 from mainstay.sessions.directory import FORGET_SECONDS, Retention, Sessions, forget, searchable, take_in
 from mainstay.sessions.environment import Environments
+from mainstay.sessions.hold import HeldCommands
 from mainstay.sessions.inbox import Inbox, TurnRequests, find_agent
 from mainstay.sessions.input_filters import InputFilters, checked_filters, checked_secret
 from mainstay.sessions.operations import RuntimeOperations, task_engine
@@ -285,6 +286,10 @@ class Runtime:
             resumed=lambda: work.find_unowned(),
             woken=lambda rows: work.reconcile_all(rows),
             arm=lambda row, specs: SessionProcesses(processes, store, row.id, row.agent).arm(specs),
+            commands=HeldCommands(
+                lambda row, query: processes.output_of(row, query),
+                lambda process_id, why: processes.cancel(process_id, why, by="hold"),
+            ),
         )
         turns = Turns(
             worker, mode, activity, feed, supervisor, dispatcher, definitions, models, limits, cache, archive, outcomes,
@@ -352,8 +357,8 @@ class Runtime:
 
         def changed(row: ProcessRow) -> None:
             activity.changed.set()
-            if row.id in turns.parked.waiting and (not row.live or row.stuck is not None):
-                turns.process_ended(row.id)
+            if row.id in turns.parked.waiting:
+                turns.process_changed(row)
             wakes.of(row)
             process_feed.of(row)
             tasks.of(row)

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from mainstay import Agent, ModelRequest, Runtime, ToolCall, ToolContext, tool
-from mainstay.errors import InvalidDefinition
+from mainstay.errors import InvalidDefinition, InvalidInput
+from mainstay.model.command import CommandHold
+from mainstay.model.session import CancelRequest
 from mainstay.testing import FunctionModel, VirtualClock
 from tests.kit import SOON, crash, until
 
@@ -37,8 +39,8 @@ async def build(ctx: ToolContext[Any]) -> dict[str, str]:
 OPTIONS: dict[str, Any] = {"owner": "turn", "wake": "turn"}
 
 
-def opened(folder: Path, model: Model, seconds: float | None = 600) -> Runtime:
-    agent = Agent(FunctionModel(model), name="builder", tools=[build], wait_for_commands=seconds)
+def opened(folder: Path, model: Model, rule: float | CommandHold | None = 600) -> Runtime:
+    agent = Agent(FunctionModel(model), name="builder", tools=[build], wait_for_commands=rule)
     return Runtime(folder / "agent.db", agents=[agent], deps=str(folder))
 
 
@@ -150,11 +152,9 @@ async def test_the_model_is_shown_what_a_command_has_written_since_and_nothing_t
         await until(lambda: len(model.heard) == 3)
         await until(lambda: is_parked(runtime))
         (tmp_path / "more").touch()
-        await until(lambda: has_written("stderr"))
-        clock.advance(60)
-        await until(lambda: len(model.heard) == 4)
+        await until(lambda: len(model.heard) == 4)  # at once: it is the first on stderr
         await until(lambda: is_parked(runtime))
-        clock.advance(120)  # a look that finds nothing new asks nobody
+        clock.advance(60)  # a look that finds nothing new asks nobody
         await until(lambda: is_looked_at(runtime, 4))
         await until(lambda: is_parked(runtime))
         (tmp_path / "go").touch()
@@ -164,7 +164,7 @@ async def test_the_model_is_shown_what_a_command_has_written_since_and_nothing_t
     assert first[2:4] == ["stdout:", "> one"]
     assert "the next update is in 60 seconds at the earliest" in first[4]
     assert second[2:4] == ["stderr:", "> two"]
-    assert "in 120 seconds" in second[4]
+    assert "in 60 seconds" in second[4]
     assert "has ended: exited 0" in model.heard[4]
     assert (ended.text, len(model.heard)) == ("answer 5", 5)
 
@@ -194,14 +194,15 @@ async def test_an_update_that_a_crash_kept_from_the_model_is_told_again_as_it_wa
     (tmp_path / "more").touch()
     await until(lambda: any(each.stat().st_size for each in (tmp_path / "agent.db-jobs").glob("*/stderr")))
     async with runtime_of(model) as second:
-        await until(lambda: len(model.heard) == 4)
+        await until(lambda: len(model.heard) == 5)
         await until(lambda: is_parked(second))
         (tmp_path / "go").touch()
         ended = await asyncio.wait_for((await second.session("chat")).result(receipt.turn_id), SOON)
 
     assert model.heard[3] == model.heard[2]
-    assert "has ended: exited 0" in model.heard[4]
-    assert ended.text == "answer 5"
+    assert "> two" in model.heard[4]
+    assert "has ended: exited 0" in model.heard[5]
+    assert ended.text == "answer 6"
 
 
 async def is_looked_at(runtime: Runtime, step: int) -> bool:
@@ -222,6 +223,47 @@ async def test_a_cancel_ends_a_held_turn_and_its_command(tmp_path: Path) -> None
     assert type(ended.outcome).__name__ == "Cancelled"
 
 
-def test_seconds_are_seconds() -> None:
+async def test_a_command_whose_time_is_over_is_ended_where_the_agent_says_so(tmp_path: Path) -> None:
+    model = Model()
+    rule = CommandHold(0.3, at_limit="cancel")
+    async with opened(tmp_path, model, rule) as runtime:
+        ended = await asyncio.wait_for((await runtime.session("chat")).run("make it"), SOON)
+        command = await runtime.handle("chat.1.1.0.1").record()
+
+    assert "has ended: killed" in model.heard[2]
+    assert (ended.text, command.record.cancel) == (
+        "answer 3",
+        CancelRequest("hold", "its turn was held for it for 0.3 seconds"),
+    )
+
+
+async def test_a_turn_is_held_no_longer_for_a_command_that_is_released(tmp_path: Path) -> None:
+    model = Model()
+    async with opened(tmp_path, model) as runtime:
+        result = asyncio.create_task((await runtime.session("chat")).run("make it"))
+        await until(lambda: is_parked(runtime))
+        await runtime.handle("chat.1.1.0.1").signal("release")
+        ended = await asyncio.wait_for(result, SOON)
+
+    assert (ended.text, len(model.heard)) == ("I will wait", 2)
+
+
+async def test_a_command_for_which_no_turn_is_held_cannot_be_released(tmp_path: Path) -> None:
+    async with opened(tmp_path, Model()) as runtime:
+        handle = await runtime.command(["sleep", "600"])
+        with pytest.raises(InvalidInput, match="release"):
+            await handle.signal("release")
+        await handle.cancel()
+        await handle.result()
+
+
+@pytest.mark.parametrize("rule", [-1, "long", CommandHold])
+def test_seconds_are_seconds(rule: Any) -> None:
     with pytest.raises(InvalidDefinition, match="wait_for_commands"):
-        Agent(wait_for_commands=-1)
+        Agent(wait_for_commands=rule)
+
+
+def test_what_is_done_at_the_limit_is_one_of_two() -> None:
+    limit: Any = "explode"
+    with pytest.raises(InvalidDefinition, match="at_limit='explode' is not usable: give one of release, cancel"):
+        CommandHold(1, limit)

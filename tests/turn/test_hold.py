@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from mainstay.turn.hold import UPDATES, HeldCommand, Hold, Ladder, News, Shown, Tell, Update, decide
+from mainstay.turn.hold import UPDATES, Cancel, HeldCommand, Hold, Ladder, News, Shown, Tell, Update, decide
 
 RUNS, OVER = HeldCommand("a", 1_000, True), HeldCommand("b", 2_000, False)
 FRESH = Ladder()
@@ -72,6 +72,30 @@ def test_a_turn_has_so_many_updates_and_then_waits_for_ends_only() -> None:
 
     assert [at for at, _ in told] == [30, 90, 210, 450, 750, 1050, 1350, 1650]
     assert len(told) == UPDATES
+
+
+def test_first_bytes_on_stderr_are_shown_at_once_and_later_ones_at_the_next_look() -> None:
+    ladder = Ladder(next=31_000)
+    first = decide([HeldCommand("a", 1_000, True, 5, 7)], ("a",), 2_000, 900_000, ladder)
+    shown = Shown("a", 2_000, 5, 7)
+    later = decide([HeldCommand("a", 1_000, True, 5, 70)], None, 3_000, 900_000, Ladder(0, 31_000, 1, (shown,)))
+    spent = decide([HeldCommand("a", 1_000, True, 5, 7)], ("a",), 2_000, 900_000, replace(ladder, updates=UPDATES))
+
+    assert first == Update(("a",), Ladder(0, 31_000, 1, (shown,), (News(Shown("a", 1_000), shown),)))
+    assert later == Hold(("a",), 31_000, Ladder(0, 31_000, 1, (shown,)))
+    assert isinstance(spent, Hold)
+
+
+def test_commands_whose_time_is_over_are_ended_where_the_agent_says_so_and_held_until_they_are() -> None:
+    ladder, stopping = Ladder(next=31_000), HeldCommand("a", 1_000, True, stopping=True)
+    at_limit: list[Any] = [
+        decide([each], ("a",), 11_000, 10_000, ladder, "cancel")
+        for each in (RUNS, stopping, replace(stopping, live=False))
+    ]
+    before = decide([RUNS], ("a",), 10_999, 10_000, ladder, "cancel")
+
+    assert at_limit == [Cancel(("a",)), Hold(("a",), 31_000, ladder), Tell(("a",))]
+    assert isinstance(before, Hold)
 
 
 def test_news_that_a_crash_kept_from_the_model_are_told_as_they_were_written() -> None:

@@ -13,15 +13,16 @@ from typing import Any
 
 import pytest
 
-from mainstay import Runtime, ToolContext, ToolError, Workspace
+from mainstay import Agent, Runtime, ToolCall, ToolContext, ToolError, Workspace
 from mainstay.errors import InvalidDefinition, UnknownProcess
 from mainstay.model.command import OutputChunk
 from mainstay.model.tool import Ok
+from mainstay.testing import ScriptedModel
 from mainstay.tools.context import CallHost
 from mainstay.workspace.commands import READ_BYTES, READ_LINES, LineSearch
 from mainstay.workspace.policy import Policy, Rule
 from mainstay.workspace.tools import FileTools
-from tests.kit import until, untyped
+from tests.kit import SOON, until, untyped
 from tests.workspace.asking import Conversation, prepare
 
 pytestmark = pytest.mark.usefixtures("linux")
@@ -57,7 +58,7 @@ def test_commands_are_off_unless_they_are_asked_for(work: Path) -> None:
     assert "run_command" not in files
     assert more - files == {
         "run_command", "read_command_output", "wait_command", "wait_command_output", "wait_port", "write_stdin",
-        "list_commands", "cancel_command", "run_test", "run_build_command", "read_diagnosis", "git",
+        "list_commands", "release_command", "cancel_command", "run_test", "run_build_command", "read_diagnosis", "git",
     }  # fmt: skip
 
 
@@ -520,6 +521,24 @@ async def test_a_command_is_ended_with_all_that_it_started(model: Conversation) 
     assert (ended["status"], again["status"]) == ("killed", "killed")
     assert "enough" in ended["reason"]
     assert not sleeps(mark)
+
+
+async def test_a_turn_is_not_held_for_a_server_that_its_model_has_released(work: Path) -> None:
+    steps: list[str | list[ToolCall]] = [
+        [ToolCall("1", "run_command", {"command": f"exec sleep {NEVER}", "background": True})],
+        [ToolCall("2", "release_command", {"id": "s.1.1.0.command"})],
+        "the server runs",
+    ]
+    tools = Workspace([work], unsandboxed=True, policy=ANYTHING).tools(commands=True)
+    agent = Agent(ScriptedModel(steps), tools=[tools], wait_for_commands=600)
+    async with Runtime(work.parent / "agent.db", agents=[agent]) as runtime:
+        result = await asyncio.wait_for((await runtime.session("s")).run("serve it"), SOON)
+        (row,) = await runtime.processes.list(kind="command")
+        await runtime.handle(row.id).cancel()
+        await runtime.handle(row.id).result()
+
+    assert (result.text, row.live) == ("the server runs", True)
+    assert result.tool_calls[1].value == {"id": row.id, "status": "running", "waited_for": False}
 
 
 async def test_a_turn_that_is_cancelled_while_its_command_starts_leaves_none(work: Path) -> None:

@@ -40,7 +40,7 @@ import signal
 import socket
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -80,6 +80,8 @@ from mainstay.lifecycle.process import SIGNAL
 from mainstay.model.codec import clean_text
 from mainstay.model.command import (
     COMMAND_KIND,
+    FIRST_STDERR,
+    RELEASED,
     Cleanup,
     Command,
     CommandResult,
@@ -132,7 +134,7 @@ NOTHING_FOUND = Cleanup()
 PIECES = 16
 """Bits of the numbers of what is written to stdin that count the pieces of one signal."""
 
-STDIN, RESIZE, INTERRUPT = "stdin", "resize", "interrupt"
+STDIN, RESIZE, INTERRUPT, RELEASE = "stdin", "resize", "interrupt", "release"
 
 SENDABLE = ("INT", "TERM", "HUP", "QUIT", "KILL", "USR1", "USR2", "STOP", "CONT")
 """Signals that may be sent to the process group of a command."""
@@ -169,9 +171,10 @@ SIGNALS: dict[str, EventType] = {
             ]
         },
     ),
+    RELEASE: EventType(f"{SIGNAL}{RELEASE}", {"type": "null"}),
 }
 """What may be written to a running command: bytes for its stdin and that there are no more, the size of its terminal, a
-signal for its process group, by name (INT if none is given)."""
+signal for its process group, by name (INT if none is given), and that no turn is to be held for it any more."""
 
 
 class CommandEngine:
@@ -240,9 +243,11 @@ class CommandEngine:
         events = [SIGNALS[INTERRUPT], EventType(ARTIFACT), *watch_events(command.watch)]
         events += [SIGNALS[STDIN]] if command.stdin or command.pty else []
         events += [SIGNALS[RESIZE]] if command.pty else []
+        events += [SIGNALS[RELEASE], EventType(FIRST_STDERR), EventType(RELEASED)] if command.held else []
+        asked = msgspec.json.encode(replace(given, held=False), order="sorted")
         return Registration(
             "", self.kind, "reattachable", what.name, self.host, msgspec.to_builtins(command), clean_text(label),
-            events=tuple(events), asked=hashlib.sha256(msgspec.json.encode(given, order="sorted")).hexdigest(),
+            events=tuple(events), asked=hashlib.sha256(asked).hexdigest(),
         )  # fmt: skip
 
     def check_runnable(self, registration: Registration, values: Mapping[str, str]) -> None:
@@ -404,11 +409,12 @@ class CommandEngine:
 
     async def read_output(
         self, row: ProcessRow, query: OutputQuery, again: Callable[[], Awaitable[ProcessRow | None]]
-    ) -> AsyncIterator[OutputChunk]:
+    ) -> AsyncGenerator[OutputChunk, None]:
         """What a command wrote, from an offset on: all that there is, or with `follow` until its end."""
         try:
-            async for chunk in self._chunks(row, query, again):
-                yield chunk
+            async with contextlib.aclosing(self._chunks(row, query, again)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
         except OSError as error:
             raise CommandsUnavailable(
                 f"the output of command {row.id!r} cannot be read just now: {error.strerror or error}; try again"
@@ -416,7 +422,7 @@ class CommandEngine:
 
     async def _chunks(
         self, row: ProcessRow, query: OutputQuery, again: Callable[[], Awaitable[ProcessRow | None]]
-    ) -> AsyncIterator[OutputChunk]:
+    ) -> AsyncGenerator[OutputChunk, None]:
         job = await self._begun_job(row)
         while job is None and query.follow and row.live:
             await asyncio.sleep(0.05)
@@ -427,8 +433,9 @@ class CommandEngine:
             return
         after = query.after
         if query.follow:
-            async for chunk in follow(job, query.stream, after, query.limit):
-                yield OutputChunk(*chunk)
+            async with contextlib.aclosing(follow(job, query.stream, after, query.limit)) as chunks:
+                async for chunk in chunks:
+                    yield OutputChunk(*chunk)
             return
         while True:
             chunk = await asyncio.to_thread(read, job, query.stream, after, query.limit)
@@ -635,13 +642,23 @@ class CommandRun:
         command, watch = self._command, self._engine.watch
         pump = asyncio.ensure_future(self._pump(job))
         told = None if watch is None or command.watch is None else asyncio.ensure_future(watch(self._run, job, command))
+        alarm = asyncio.ensure_future(self._tell_first_stderr(job)) if command.held else None
         try:
             status = await job.wait(self._started)
             if told is not None:
                 await asyncio.wait({told})  # it ends by itself, when all is told; a cancel ends it too
             return status
         finally:
-            await _stopped(pump, told)
+            await _stopped(pump, told, alarm)
+
+    async def _tell_first_stderr(self, job: Job) -> None:
+        """Open the turn that is held for it when it first writes to stderr, and again after each adoption: the turn
+        knows what its model was shown."""
+        async with contextlib.aclosing(job.news()) as news:
+            async for _, stderr in news:
+                if stderr:
+                    await self._run.emit(FIRST_STDERR)
+                    return
 
     async def _pump(self, job: Job) -> None:
         """Bring signals to the command in their order. Its shim knows those which it has applied before."""
@@ -671,6 +688,10 @@ class CommandRun:
             )
         if each.name == RESIZE:
             return await job.resize(int(payload["rows"]), int(payload["columns"]))
+        if each.name == RELEASE:
+            await self._run.set_external_ref(self._run.record.external_ref | {"released": True})
+            await self._run.emit(RELEASED)
+            return Answer.OK
         if each.sequence <= self._applied():
             return Answer.REPEATED
         answer = await job.signal(signal.Signals[f"SIG{payload.get('signal', 'INT')}"])

@@ -40,13 +40,17 @@ LONGEST_WAIT = 366 * 86_400.0
 MOST_CELLS = 10_000
 GRACE = 2.0
 """Seconds between TERM and KILL."""
+FIRST_STDERR, RELEASED = "held.stderr", "held.released"
+HELD = "held."
+"""How the events begin that open a turn which is held for the command: it has written to stderr for the first time, or
+is not to be waited for any more."""
 
 
 class Command(Struct, frozen=True, gc=False, omit_defaults=True):
     """What is to be run. `env` is set besides what commands inherit; `grants` are names of variables whose values are
     never stored. `pty`: rows and columns of a terminal in place of pipes. `timeout` and `silence` are seconds,
     `output_limit` is bytes of both streams. `strays`: what becomes of processes that its leader leaves behind.
-    `sandbox`: what it may do to the machine; None is all that its user may."""
+    `sandbox`: what it may do to the machine; None is all that its user may. `held`: its turn may be held for it."""
 
     argv: tuple[str, ...]
     cwd: str = ""
@@ -61,6 +65,7 @@ class Command(Struct, frozen=True, gc=False, omit_defaults=True):
     strays: Strays = "kill"
     watch: Watch | None = None
     sandbox: Confinement | None = None
+    held: bool = False
 
     @property
     def display(self) -> str:
@@ -174,6 +179,27 @@ class CommandSettings(Struct, frozen=True):
         for name in validate.several(self.inherit, "inherit", InvalidDefinition):
             if not _is_variable(name):
                 raise InvalidDefinition(f"inherit: {quoted(name)} is no name of a variable")
+
+
+AtLimit: TypeAlias = Literal["release", "cancel"]
+
+
+class CommandHold(Struct, frozen=True):
+    """For how long a turn waits whose model has answered while commands of it run: `Agent(wait_for_commands=…)`.
+
+    Each command is waited for `seconds` from its start. Then it is not waited for any longer ("release": it goes on, or
+    ends with the turn if that owns it), or it is ended, and the model is told how it ended ("cancel").
+    """
+
+    seconds: float
+    at_limit: AtLimit = "release"
+
+    def __post_init__(self) -> None:
+        if validate.seconds(self.seconds, "wait_for_commands", InvalidDefinition) is None:
+            raise InvalidDefinition("wait_for_commands: seconds=None is not usable: give a number")
+        if self.at_limit not in get_args(AtLimit):
+            known = ", ".join(get_args(AtLimit))
+            raise InvalidDefinition(f"at_limit={quoted(self.at_limit)} is not usable: give one of {known}")
 
 
 class CommandOptions(TypedDict, total=False):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import inspect
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeVar, cast, get_args, overload
 
 import msgspec
@@ -197,12 +198,17 @@ class ProcessService:
 
     async def _output(self, process_id: str, query: OutputQuery) -> AsyncIterator[OutputChunk]:
         row = known(await self._store.process(process_id), process_id)
+        async with contextlib.aclosing(self.output_of(row, query)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    def output_of(self, row: ProcessRow, query: OutputQuery) -> AsyncGenerator[OutputChunk, None]:
+        """The same of a row that was just read."""
         read = getattr(self._worker.engines.get(row.registration.kind), "read_output", None)
         if read is None:
-            raise InvalidProcess(f"process {process_id!r} is a {row.registration.kind}, and has no output to read")
-        chunks: AsyncIterator[OutputChunk] = read(row, query, functools.partial(self._store.process, process_id))
-        async for chunk in chunks:
-            yield chunk
+            raise InvalidProcess(f"process {row.id!r} is a {row.registration.kind}, and has no output to read")
+        chunks: AsyncGenerator[OutputChunk, None] = read(row, query, functools.partial(self._store.process, row.id))
+        return chunks
 
     def _mint(self) -> str:
         return mint("p", self._clock.now(), self._worker.random.bits(40))

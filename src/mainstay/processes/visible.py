@@ -129,8 +129,11 @@ class Visible:
         for value, known in ((options.wake, WakePolicy), (options.parent_end, ParentEnd)):
             if value not in get_args(known):
                 raise InvalidInput(f"{quoted(value):.80} is not usable here: give one of {', '.join(get_args(known))}")
-        if self._asker.run is not None and options.parent_end == "cancel":
-            self._asker.run.start_children()
+        run = self._asker.run
+        if run is not None and options.parent_end == "cancel":
+            run.start_children()
+        if isinstance(what, CommandStart) and run is not None and run.agent.wait_for_commands is not None:
+            what = replace(what, command=replace(what.command, held=options.owner != "detached"))
         start = self._start(process_id, options)
         if options.owner == "session":
             start = replace(start, parent=session_parent(self._asker.session_id), parent_end="cancel")

@@ -23,6 +23,7 @@ from mainstay.errors import (
 from mainstay.model import validate
 from mainstay.model.agent import WAKE_DEPTH, AgentSpec, Budget, Mode
 from mainstay.model.code import CPython
+from mainstay.model.command import CommandHold
 from mainstay.model.llm import DEFAULT_SETTINGS, Delta, ModelChoice, ModelRequest, ModelSettings
 from mainstay.model.message import Scalar
 from mainstay.model.outcome import Finished
@@ -76,7 +77,7 @@ class Definition(Struct):
     mode: Mode = "tools"
     executor: Executor | None = None
     protocol: TurnProtocol = NATIVE
-    wait_for_commands: float | None = None
+    wait_for_commands: CommandHold | None = None
     code: CPython | None = None
 
     def __post_init__(self) -> None:

@@ -4,9 +4,11 @@ Without it, "I will wait for the tests" ends the turn, and with it the commands 
 parked at that point, as one is whose tool waits for processes, and costs no tokens:
 
     a command ends        the model is told how, in one message for all of them, and answers again
-    it has written        the model is shown what is new, at looks that get rarer, and answers again
+    it writes to stderr   the model is shown what is new, at once for the first time, and answers again
+    it has written        the same, at looks that get rarer
     it is silent          the model is told so after five minutes
-    its time is over      the model is told once; from then on nothing is held for that command
+    its time is over      the model is told once; from then on nothing is held for that command, or it is ended
+    it is released        by signal "release": nothing is held for it from then on
     anything is said      the model is told that, and answers again
 
 What a turn is held for is decided in `turn/hold.py`, from its commands, the wait on disk, and the time. Each look
@@ -16,31 +18,29 @@ crash.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import socket
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Any
 
 import msgspec
-from msgspec import ValidationError, to_builtins
+from msgspec import Struct, ValidationError, to_builtins
 from msgspec.structs import replace
 
 from mainstay.engine.driver import Parked, Run
 from mainstay.engine.journal import taken
 from mainstay.engine.waits import decode_pending, wait_id, whole
+from mainstay.errors import CommandsUnavailable, InvalidInput
 from mainstay.lifecycle.process import AWAITED, ENDS
 from mainstay.model.codec import convert, encode
-from mainstay.model.command import COMMAND_KIND, CommandResult
+from mainstay.model.command import COMMAND_KIND, CommandHold, CommandResult, OutputChunk, OutputQuery, Stream
 from mainstay.model.message import Message, Text
 from mainstay.model.outcome import PendingCall
 from mainstay.model.process import Abandoned, Cancelled, Failure, ProcessRow, Success, Wake
 from mainstay.model.session import WaitRow
 from mainstay.model.write import Dismiss, ProcessFilter
 from mainstay.plugins.turn import plugins_of
-from mainstay.ports.store import JobFolders, Store
-from mainstay.turn.hold import UPDATES, HeldCommand, Hold, Ladder, Tell, Update, decide
+from mainstay.ports.store import Store
+from mainstay.turn.hold import UPDATES, Cancel, HeldCommand, Hold, Ladder, Tell, Update, decide
 
 MOST = 100
 """Commands of one turn that are looked at."""
@@ -50,14 +50,21 @@ TAIL = 2_000
 _decode_wake = msgspec.json.Decoder(Wake).decode
 
 
-async def held(store: Store, run: Run, seconds: float) -> Parked | Message | None:
+class HeldCommands(Struct, frozen=True):
+    """What is asked of commands: `output` reads what one has written, `cancel` asks it to end, and says why."""
+
+    output: Callable[[ProcessRow, OutputQuery], AsyncGenerator[OutputChunk, None]]
+    cancel: Callable[[str, str], Awaitable[object]]
+
+
+async def held(store: Store, port: HeldCommands, run: Run, rule: CommandHold) -> Parked | Message | None:
     """Hold the turn if there is something to hold it for: it is parked, or this message is for the model. None: it is
     over, or something was said that comes first (`run.journal.inputs`).
 
     What it is held for is written before it parks: a command may end between the two, and the model is told of that
     wherever the host dies.
     """
-    scope, step, limit = run.scope, run.machine.state.step, int(seconds * 1000)
+    scope, step, limit = run.scope, run.machine.state.step, int(rule.seconds * 1000)
     call = f"{run.turn_id}.{step}.0"
     wait = await _newest(store, run) if run.resumed else None
     ladder, attempt, before = Ladder(), 0, None
@@ -74,18 +81,19 @@ async def held(store: Store, run: Run, seconds: float) -> Parked | Message | Non
             else:  # the model has had what there was to tell
                 ladder = replace(ladder, news=())
         rows = await _commands(store, run, before)
-        commands = await asyncio.to_thread(_looked_at, store, list(rows.values()))
-        now = run.clock.now()
-        if wait is not None and wait.state == "expired":
-            now = max(now, wait.due or 0)  # the clock may have been set back since
-        match decide(commands, before, now, limit, ladder):
+        commands = [await _looked_at(port, row) for row in rows.values()]
+        now = run.clock.now() if wait is None else _now(run, wait)
+        match decide(commands, before, now, limit, ladder, rule.at_limit):
             case None:
                 return None
+            case Cancel(late):
+                for each in late:
+                    await port.cancel(each, f"its turn was held for it for {rule.seconds:g} seconds")
             case Tell(ended, late, live):
                 await _dismiss(store, run, [rows[each] for each in ended])
                 return _digest(rows, ended, late, live)
             case Update(_, news) if before is not None and news == ladder:
-                return await asyncio.to_thread(_update, store, rows, news, now)
+                return await _update(port, rows, news, now)
             case Hold(_, _, same) if (
                 before is not None and same == ladder and wait is not None and wait.state == "open"
             ):
@@ -115,6 +123,11 @@ async def _newest(store: Store, run: Run) -> WaitRow | None:
     return None
 
 
+def _now(run: Run, wait: WaitRow) -> int:
+    """The clock may have been set back since the wait expired."""
+    return max(run.clock.now(), wait.due or 0) if wait.state == "expired" else run.clock.now()
+
+
 def _attempt(wait: WaitRow) -> int:
     return int(wait.id.rpartition(":")[2].partition("#")[2] or 1)
 
@@ -139,7 +152,12 @@ async def _commands(store: Store, run: Run, before: Sequence[str] | None) -> dic
         row = await store.process(process_id)
         if row is not None:
             found[process_id] = row
-    return found
+    return {name: row for name, row in found.items() if not row.live or not _is_released(row)}
+
+
+def _is_released(row: ProcessRow) -> bool:
+    reference = row.record.external_ref
+    return isinstance(reference, dict) and reference.get("released") is True
 
 
 async def _dismiss(store: Store, run: Run, rows: Sequence[ProcessRow]) -> None:
@@ -164,7 +182,7 @@ def _digest(rows: dict[str, ProcessRow], ended: Sequence[str], late: Sequence[st
     return Message("user", (Text("\n".join(lines)),))
 
 
-def _update(store: Store, rows: dict[str, ProcessRow], ladder: Ladder, now: int) -> Message:
+async def _update(port: HeldCommands, rows: dict[str, ProcessRow], ladder: Ladder, now: int) -> Message:
     """What is new of commands that run, and when there may be more."""
     lines = ["[process commands] Your turn is held for commands that it started."]
     for each in ladder.news:
@@ -175,44 +193,36 @@ def _update(store: Store, rows: dict[str, ProcessRow], ladder: Ladder, now: int)
             lines.append(f"{row.id} ({_name(row)}) still runs, and has written nothing for five minutes.")
             continue
         lines.append(f"{row.id} ({_name(row)}) still runs, and has written more.")
-        for stream, start, end in (("stdout", before.stdout, after.stdout), ("stderr", before.stderr, after.stderr)):
-            lines += _quoted(stream, _output(store, row, stream, max(start, end - TAIL), end), end - start > TAIL)
+        streams: tuple[tuple[Stream, int, int], ...] = (
+            ("stdout", before.stdout, after.stdout),
+            ("stderr", before.stderr, after.stderr),
+        )
+        for stream, start, end in streams:
+            chunk = await _read(port, row, OutputQuery(stream, max(start, end - TAIL), max(1, min(end - start, TAIL))))
+            text = "" if chunk is None or end == start else chunk.text
+            lines += _quoted(stream, text, end - start > TAIL)
     more = f"in {max(0, ladder.next - now) / 1000:.0f} seconds at the earliest"
     left = "there are no more updates" if ladder.updates >= UPDATES else f"the next update is {more}"
     lines.append(f"Answer to wait on: you are told when one ends, and {left}.")
     return Message("user", (Text("\n".join(lines)),))
 
 
-def _looked_at(store: Store, rows: Sequence[ProcessRow]) -> list[HeldCommand]:
-    found = []
-    for row in rows:
-        sizes = [0, 0]
-        if (folder := _folder(store, row)) is not None:
-            for place, stream in enumerate(("stdout", "stderr")):
-                with contextlib.suppress(FileNotFoundError):  # it has not begun
-                    sizes[place] = (folder / stream).stat().st_size
-        found.append(HeldCommand(row.id, row.created, row.live and row.stuck is None, *sizes))
-    return found
+async def _looked_at(port: HeldCommands, row: ProcessRow) -> HeldCommand:
+    live = row.live and row.stuck is None
+    out = await _read(port, row, OutputQuery("stdout", limit=1)) if live else None
+    err = await _read(port, row, OutputQuery("stderr", limit=1)) if live else None
+    sizes = [0 if chunk is None else chunk.total for chunk in (out, err)]
+    return HeldCommand(row.id, row.created, live, sizes[0], sizes[1], row.record.cancel is not None)
 
 
-def _output(store: Store, row: ProcessRow, stream: str, start: int, end: int) -> str:
-    if (folder := _folder(store, row)) is None:
-        return ""
+async def _read(port: HeldCommands, row: ProcessRow, query: OutputQuery) -> OutputChunk | None:
+    """The first bytes that a query asks for; None where they cannot be read: the command is on another machine, or has
+    ended and its folder was swept, which is told next."""
     try:
-        with (folder / stream).open("rb") as file:
-            file.seek(start)
-            return file.read(end - start).decode(errors="replace")
-    except FileNotFoundError:  # its folder was swept: it has ended, which is told next
-        return ""
-
-
-def _folder(store: Store, row: ProcessRow) -> Path | None:
-    """Where the files are that a command writes, if that is on this machine."""
-    reference = row.record.external_ref
-    job = reference.get("job") if isinstance(reference, dict) else None
-    if not isinstance(store, JobFolders) or not isinstance(job, str) or not job.isalnum():
+        async with contextlib.aclosing(port.output(row, query)) as chunks:
+            return await anext(chunks, None)
+    except (CommandsUnavailable, InvalidInput):
         return None
-    return Path(store.jobs_folder()) / job if row.registration.definition == socket.gethostname() else None
 
 
 def _name(row: ProcessRow) -> str:

@@ -36,6 +36,7 @@ from mainstay.graph.cells import Cell
 from mainstay.graph.commit import End, ledger
 from mainstay.graph.view import View
 from mainstay.model.agent import Caller
+from mainstay.model.command import COMMAND_KIND
 from mainstay.model.effect import Boundary, CallModel, CancelTurn, Checkpoint, Delivery, Effect, RunCode, RunTools
 from mainstay.model.event import InputDelivered, TurnCommitted, TurnStarted
 from mainstay.model.ids import turn_id
@@ -55,7 +56,7 @@ from mainstay.ports.process import Leaving
 from mainstay.ports.services import TraceSink, TurnServices
 from mainstay.sessions.cache import Archive, CachedSession, SessionCache
 from mainstay.sessions.definition import Definition, Models
-from mainstay.sessions.hold import held
+from mainstay.sessions.hold import HeldCommands, held
 from mainstay.sessions.outcomes import TurnOutcomes
 from mainstay.sessions.parked import ParkedTurns
 from mainstay.sessions.result import TurnResult
@@ -82,7 +83,8 @@ class TurnPorts(Struct, frozen=True):
     `services` makes what plugins and tools of a turn may ask of their session. `between` is given the row of a session
     after a commit, and delivers the wakes that waited for it: those of the sessions in `blocked`. `resumed` is called
     when a turn goes on that was parked or left, `woken` with the processes that a commit has freed. `arm` starts the
-    monitors that plugins want with a session, and tells what could not start.
+    monitors that plugins want with a session, and tells what could not start. `commands` are those that turns may be
+    held for.
     """
 
     services: Callable[[Run], TurnServices]
@@ -91,6 +93,7 @@ class TurnPorts(Struct, frozen=True):
     resumed: Callable[[], None]
     woken: Callable[[tuple[ProcessRow, ...]], None]
     arm: Callable[[SessionRow, Sequence[PluginMonitor]], Awaitable[list[Issue]]]
+    commands: HeldCommands
 
 
 class Turns:
@@ -213,10 +216,11 @@ class Turns:
         elif task is not None:
             task.inputs = True
 
-    def process_ended(self, process_id: str) -> None:
-        """A process has ended that parked turns of this Runtime wait for."""
-        for session_id in self.parked.waiting.get(process_id, ()):
-            self.claim_soon(session_id)
+    def process_changed(self, row: ProcessRow) -> None:
+        """Go on with parked turns of this Runtime that wait for it: it may have ended, or have news for them."""
+        if not row.live or row.stuck is not None or row.registration.kind == COMMAND_KIND:
+            for session_id in self.parked.waiting.get(row.id, ()):
+                self.claim_soon(session_id)
 
     def claim_soon(self, session_id: str) -> None:
         """The turn of a session may be open without an owner: claim it, beside the caller."""
@@ -510,10 +514,10 @@ class Turns:
                 inputs = await self._read(run, found, effect.at)
         plugins = plugins_of(run) if run.hooks is not None and run.hooks.at_boundaries else None
         messages = () if plugins is None else await plugins.at(effect.at)
-        seconds = run.agent.wait_for_commands
-        holds = seconds is not None and effect.at == "before_completion" and not inputs and not messages
-        if seconds is not None and holds and run.machine.may_ask():
-            hold = await held(self.store, run, seconds)
+        rule = run.agent.wait_for_commands
+        holds = rule is not None and effect.at == "before_completion" and not inputs and not messages
+        if holds and run.machine.may_ask():
+            hold = await held(self.store, self._ports.commands, run, rule)
             if isinstance(hold, Parked):
                 return hold
             if hold is None and run.journal.inputs:

@@ -1,8 +1,9 @@
 """Whether a turn that has an answer is held for commands that it started: a pure function of them and of the time.
 
-The model is asked again when a command ends or its time is over, and for updates: after 30 seconds, then 60, up to five
-minutes, where a command has written something since it was last shown, or nothing for five minutes. A look that finds
-neither costs no tokens. A turn has `UPDATES` of them; ends are told without a limit.
+The model is asked again when a command ends or its time is over, and for updates: when one has first written to stderr,
+and after 30 seconds, then 60, up to five minutes, where a command has written something since it was last shown, or
+nothing for five minutes. A look that finds neither costs no tokens. A turn has `UPDATES` of them; ends are told without
+a limit.
 """
 
 from __future__ import annotations
@@ -12,19 +13,22 @@ from collections.abc import Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
+from mainstay.model.command import AtLimit
+
 UPDATES = 8
 FIRST_LOOK, LONGEST_LOOK, SILENCE = 30_000, 300_000, 300_000
 """Milliseconds."""
 
 
 class HeldCommand(Struct, frozen=True, gc=False):
-    """`stdout` and `stderr` are the bytes that it has written so far."""
+    """`stdout` and `stderr` are the bytes that it has written so far. `stopping`: it was asked to end."""
 
     id: str
     since: int
     live: bool
     stdout: int = 0
     stderr: int = 0
+    stopping: bool = False
 
 
 class Shown(Struct, frozen=True, gc=False, omit_defaults=True):
@@ -79,32 +83,52 @@ class Update(Struct, frozen=True, gc=False):
     ladder: Ladder
 
 
+class Cancel(Struct, frozen=True, gc=False):
+    """Ask these to end, whose time is over, and decide again: the turn is held for their ends."""
+
+    commands: tuple[str, ...]
+
+
 def decide(
-    commands: Sequence[HeldCommand], held: Sequence[str] | None, now: int, limit: int, ladder: Ladder
-) -> Hold | Tell | Update | None:
+    commands: Sequence[HeldCommand],
+    held: Sequence[str] | None,
+    now: int,
+    limit: int,
+    ladder: Ladder,
+    at_limit: AtLimit = "release",
+) -> Hold | Tell | Update | Cancel | None:
     """What becomes of a turn that has an answer. `held` are the commands that it was held for before, since this
-    answer, None where it was not; each is held for `limit` ms from its start. None: the turn ends."""
-    live = [each for each in commands if each.live and now < each.since + limit]
+    answer, None where it was not; each is held for `limit` ms from its start, and one that is to end until it has.
+    None: the turn ends."""
+    over = [each for each in commands if each.live and not each.stopping and now >= each.since + limit]
+    if over and at_limit == "cancel":
+        return Cancel(tuple([each.id for each in over]))
+    live = [each for each in commands if each.live and each not in over]
     ids = tuple([each.id for each in live])
     if held is not None:
         ended = tuple([each.id for each in commands if each.id in held and not each.live])
-        late = tuple([each.id for each in commands if each.id in held and each.live and now >= each.since + limit])
+        late = tuple([each.id for each in over if each.id in held])
         if ended or late:
             return Tell(ended, late, ids)
     if not live:
         return None
     if ladder.news:
         return Update(ids, ladder)
-    end = min(each.since for each in live) + limit
+    end = min([each.since + limit for each in live if not each.stopping], default=now + LONGEST_LOOK)
     if ladder.updates >= UPDATES:
         return Hold(ids, end, ladder)
-    if now >= ladder.next:
-        looked = ladder.next > 0
-        ladder = _look(live, ladder, now) if looked else ladder
-        ladder = replace(ladder, next=now + min(FIRST_LOOK << min(ladder.looks, 10), LONGEST_LOOK))
-        if ladder.news:
-            return Update(ids, ladder)
-    return Hold(ids, min(end, ladder.next), ladder)
+    due, looked = now >= ladder.next, ladder.next > 0
+    if (due and looked) or _first_stderr(live, ladder):
+        ladder = _look(live, ladder, now)
+    if due:
+        looks = ladder.looks + looked
+        ladder = replace(ladder, looks=looks, next=now + min(FIRST_LOOK << min(looks, 10), LONGEST_LOOK))
+    return Update(ids, ladder) if ladder.news else Hold(ids, min(end, ladder.next), ladder)
+
+
+def _first_stderr(live: Sequence[HeldCommand], ladder: Ladder) -> bool:
+    heard = {each.id for each in ladder.shown if each.stderr}
+    return any(each.stderr and each.id not in heard for each in live)
 
 
 def _look(live: Sequence[HeldCommand], ladder: Ladder, now: int) -> Ladder:
@@ -120,4 +144,4 @@ def _look(live: Sequence[HeldCommand], ladder: Ladder, now: int) -> Ladder:
         if after != before:
             news.append(News(before, after))
         shown.append(after)
-    return Ladder(ladder.looks + 1, ladder.next, ladder.updates + bool(news), tuple(shown), tuple(news))
+    return replace(ladder, updates=ladder.updates + bool(news), shown=tuple(shown), news=tuple(news))

@@ -50,6 +50,7 @@ LISTEN = "0A"
 MOST_PROCESSES = 256
 """Processes of a command that are looked at for open ports."""
 
+RELEASE_POLL = 0.02
 OWN = "list_commands shows those of this session"
 
 
@@ -60,7 +61,7 @@ class CommandTools:
         self._programs = programs
         tools: tuple[Tool[..., Any], ...] = (
             self.run_command, self.read_command_output, self.wait_command, self.wait_command_output, self.wait_port,
-            self.write_stdin, self.list_commands, self.cancel_command,
+            self.write_stdin, self.list_commands, self.release_command, self.cancel_command,
         )  # fmt: skip
         self.tools = {each.spec.name: each for each in tools}
 
@@ -237,6 +238,20 @@ class CommandTools:
                     found.append(_listed(await (await ctx.handles.command_of(each["id"])).record()))
         return {"commands": found}
 
+    @tool(recovery="rerun")
+    async def release_command(self, id: str, ctx: ToolContext[Any]) -> dict[str, Any]:
+        """Do not wait for a command before you finish, such as a server that is to go on.
+
+        Args:
+            id: The command.
+        """
+        handle = await command_of(id, ctx)
+        row = await handle.record()
+        if row.live and row.registration.input.get("held"):
+            _value(await ctx.handles.signal_process(handle.to_json(), "release"))
+            row = await _released(handle)
+        return {"id": id, "status": "running" if row.live else "ended", "waited_for": False}
+
     @tool(recovery="rerun", output_budget=READ_BUDGET)
     async def cancel_command(self, id: str, ctx: ToolContext[Any], reason: str = "") -> dict[str, Any]:
         """End a command, with all that it started.
@@ -248,6 +263,18 @@ class CommandTools:
         handle = await command_of(id, ctx)
         _value(await ctx.handles.cancel_process(handle.to_json(), reason or "cancel_command"))
         return await awaited(handle, ctx, CANCEL_SECONDS)
+
+
+async def _released(handle: CommandHandle) -> ProcessRow:
+    """Wait until the engine of a command has written down that no turn is to be held for it."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(CANCEL_SECONDS):
+            while (row := await handle.record()).live:
+                if row.record.external_ref.get("released"):
+                    break
+                await asyncio.sleep(RELEASE_POLL)
+            return row
+    raise ToolError(f"{_named(handle.id)} is not watched by any worker now: try again", code="not_released")
 
 
 # ---------------------------------------------------------------------- what a model gives

@@ -51,6 +51,7 @@ from mainstay.lifecycle.process import (
     wake_for,
 )
 from mainstay.lifecycle.process import target as heard_by
+from mainstay.model.command import HELD
 from mainstay.model.ids import turn_id
 from mainstay.model.process import (
     RETIRED,
@@ -386,6 +387,10 @@ async def _record(tx: Transaction, row: ProcessRow, write: Advance) -> ProcessRo
         row = await append_event(tx, row, Event(events.FIRST_STARTED, start, write.at))
     for event in write.events:
         row = await append_event(tx, row, event)
+        if event.type.startswith(HELD):
+            for pid in await tx.read(ProcessesAwaiting(row.id)):
+                if pid < 0:
+                    await _open_turn(tx, -pid, write.at)
     return row
 
 
@@ -615,7 +620,7 @@ async def follow_end(tx: Transaction, row: ProcessRow, at: int) -> Woken:
 
 
 async def _open_turn(tx: Transaction, sid: int, at: int) -> None:
-    """What a parked turn waits for has ended: it is open again, for the next claim."""
+    """What a parked turn waits for has ended, or has news for it: it is open again, for the next claim."""
     row = await tx.read(SessionBySid(sid))
     if row is None or row.state != "parked" or row.turn is None:
         return
