@@ -34,6 +34,7 @@ from mainstay.sessions.session import Session, TurnStream
 from mainstay.sessions.subagents import AgentTool, agent_tool
 from mainstay.tools.answer import output_codec
 from mainstay.tools.catalog import Catalog
+from mainstay.turn.tools import functions
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -138,15 +139,16 @@ class Agent(Generic[T]):
             else CommandHold(wait_for_commands)
         )
         self._plugins = PluginSet(plugins)
-        check_slots(self._plugins, mode)
         self._provider_tools = tuple([each for each in self.tools if isinstance(each, ProviderTool)])
         own = [each for each in self.tools if not isinstance(each, ProviderTool)]
         self._catalog = catalog_of(own, self._plugins)
         check_provider_tools(self._provider_tools, self._catalog)
         self.mode: Mode = "code" if mode == "code" else "tools"
-        if mode == "code":
+        check_slots(self._plugins, mode, self._catalog.runs_code)
+        runs_code = mode == "code" or self._catalog.runs_code
+        if runs_code:
             check_functions(self._catalog, self._plugins, code is None)
-        self.code = None if code is None else check_code(code, self._plugins, self.mode)
+        self.code = None if code is None else check_code(code, self._plugins, runs_code)
         self._operations = OperationTable(self._plugins.plugins)
         self._codec = None if output in (None, str) else output_codec(output)
         if settings is not None and not isinstance(settings, ModelSettings):
@@ -376,14 +378,18 @@ def _in_a_loop() -> bool:
     return True
 
 
-def check_slots(plugins: PluginSet, mode: str) -> None:
-    """Refuse plugins for what this agent does not do, rather than leave them idle."""
+def check_slots(plugins: PluginSet, mode: str, run_code: bool) -> None:
+    """Refuse plugins and tools for what this agent does not do, rather than leave them idle."""
+    if run_code and mode == "code":
+        raise InvalidDefinition("run_code is a tool of mode='tools': leave it out, in mode='code' every answer is code")
     if plugins.has("protocol") and mode == "code":
         name = next(plugin.id for plugin in plugins.plugins if overrides(plugin, "protocol"))
         raise InvalidDefinition(f"plugin {name!r} has protocol, and so has mode='code': leave one of them out")
-    if plugins.has("code_executor") and mode != "code":
+    if plugins.has("code_executor") and mode != "code" and not run_code:
         name = next(plugin.id for plugin in plugins.plugins if overrides(plugin, "code_executor"))
-        raise InvalidDefinition(f"plugin {name!r} has code_executor: leave it out, or give the agent mode='code'")
+        raise InvalidDefinition(
+            f"plugin {name!r} has code_executor: leave it out, or give the agent mode='code' or the tool run_code"
+        )
     _ = engines_of([plugins])
 
 
@@ -394,17 +400,19 @@ def check_functions(catalog: Catalog, plugins: PluginSet, needs_monty: bool) -> 
 
     if needs_monty and not plugins.has("code_executor"):
         require_monty()
-    fault = Functions(catalog.specs).fault
+    fault = Functions(functions(catalog.specs)).fault
     if fault is not None:
         raise InvalidDefinition(fault)
 
 
-def check_code(code: CPython, plugins: PluginSet, mode: Mode) -> CPython:
+def check_code(code: CPython, plugins: PluginSet, runs_code: bool) -> CPython:
     """What runs the cells of an agent, if that is not to be Monty."""
     from mainstay.codemode.cpython import check_cpython  # noqa: PLC0415  # most agents write no code
 
-    if mode != "code":
-        raise InvalidDefinition("code= says what runs the cells of an agent: leave it out, or give it mode='code'")
+    if not runs_code:
+        raise InvalidDefinition(
+            "code= says what runs the cells of an agent: leave it out, or give it mode='code' or the tool run_code"
+        )
     if plugins.has("code_executor"):
         name = next(plugin.id for plugin in plugins.plugins if overrides(plugin, "code_executor"))
         raise InvalidDefinition(f"plugin {name!r} has code_executor, and code= says another: leave one of them out")

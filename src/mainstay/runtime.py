@@ -208,7 +208,7 @@ class Runtime:
         name = mint("w", self._clock.now(), self._random.bits(40))
         definitions = {name: agent.definition() for name, agent in self._agents.items()}
         self._command_engine, self._monitor_engine = command_engines(self._store, self._commands)
-        if any(each.mode == "code" and each.executor is None for each in definitions.values()):
+        if any(each.runs_code and each.executor is None for each in definitions.values()):
             definitions = await with_executors(definitions, self._store, self._command_engine)
         # Entered first and so left last: turns that are cut off still close their streams.
         connections = await opened.enter_async_context(contextlib.AsyncExitStack())
@@ -678,7 +678,7 @@ async def with_executors(
     executors: dict[CPython | None, Executor] = {}
     found = dict(definitions)
     for name, each in definitions.items():
-        if each.mode == "code" and each.executor is None:
+        if each.runs_code and each.executor is None:
             if each.code not in executors:
                 executors[each.code] = await new_executor(each.code, store, commands)
             found[name] = each.executed_by(executors[each.code])

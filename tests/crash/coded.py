@@ -10,7 +10,8 @@ import asyncio
 import contextlib
 from typing import Any
 
-from mainstay import Agent, ModelRequest, ModelResponse, Plugin, ToolContext, Usage, tool
+from mainstay import Agent, ModelRequest, ModelResponse, Plugin, ToolCall, ToolContext, ToolResult, Usage, tool
+from mainstay.codemode import run_code
 from mainstay.codemode.monty import MontyExecutor
 from mainstay.engine.host import SystemClock
 from mainstay.errors import AlreadyAnswered
@@ -131,3 +132,38 @@ async def coded_without_key(lab: Lab) -> None:
 async def coded_in_cpython(lab: Lab) -> None:
     async with lab.runtime([coder(lab, False, CPython())], clock=Unhurried()) as runtime:
         await (await runtime.session(SESSION)).run("go", key="go")
+
+
+TWO = [
+    ToolCall("a", "run_code", {"code": "seen = await look(1)\nname = await sign(seen)"}),
+    ToolCall("b", "run_code", {"code": "print(name, await pay(3))"}),
+]
+
+
+def caller(lab: Lab) -> Agent[str]:
+    """An agent that calls tools, and run_code twice in one reply; the first call of it waits for a person."""
+
+    @tool
+    async def pay(n: int, ctx: ToolContext[Any]) -> int:
+        """Pay."""
+        await lab.effect("pay", ctx.idempotency_key)
+        return n
+
+    def answer(request: ModelRequest) -> ModelResponse:
+        results = [part for message in request.messages for part in message.parts if isinstance(part, ToolResult)]
+        if not results:
+            return ModelResponse("", tuple(TWO), Usage(input=1, output=2))
+        return ModelResponse(str(results[-1].content), (), Usage(input=1, output=2))
+
+    return Agent(
+        FunctionModel(answer), name="caller", tools=[*clerk(lab, True).tools, pay, run_code], plugins=[Saved()]
+    )
+
+
+async def called(lab: Lab) -> None:
+    async with lab.runtime([caller(lab)], clock=Unhurried()) as runtime:
+        session = await runtime.session(SESSION)
+        if (await session.run("go", key="go")).waiting:
+            with contextlib.suppress(AlreadyAnswered):
+                await session.approve(f"{SESSION}.1.1.0.1", by="operator")
+            await session.result(f"{SESSION}.1")

@@ -22,7 +22,7 @@ KEY = sign(SECRET, WAIT)
 
 
 def test_a_key_names_its_wait() -> None:
-    assert wait_id("chat-1.7.1.0", "deferred") == WAIT
+    assert wait_id("chat-1.7", "1.0", "deferred") == WAIT
     assert verify(SECRET, KEY) == WAIT
 
 

@@ -506,7 +506,7 @@ async def test_cell_of_an_agent_that_runs_no_code_any_more_ends_and_the_turn_goe
 
 
 def test_call_that_is_recorded_as_another_shows_both() -> None:
-    recorded = Cell(1, 1, "await pay(1)", 0, calls=[ToolCall("", "pay", {"n": 1})])
+    recorded = Cell(1, "1", "await pay(1)", 0, calls=[ToolCall("", "pay", {"n": 1})])
 
     with pytest.raises(Diverged) as error:
         Dialogue(recorded).asked([CodeCall(0, "pay", {"n": 2}, line=1)])

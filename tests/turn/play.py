@@ -46,6 +46,7 @@ def say(machine: Machine, *parts: str | Part, protocol: TurnProtocol = NATIVE, *
         slot=machine.slot(),
         cell=read.cell,
         fault=read.fault,
+        cells=read.cells,
         **fields,
     )
     machine.receive(record)

@@ -8,7 +8,7 @@ import pytest
 
 from mainstay.errors import InternalError
 from mainstay.model.agent import Budget
-from mainstay.model.effect import CancelTurn, Checkpoint, Delivery, Finish, NoRoom, RunCode
+from mainstay.model.effect import CancelTurn, Checkpoint, Delivery, Finish, NoRoom, RunCode, RunTools
 from mainstay.model.message import Message, Text, ToolCall, ToolResult
 from mainstay.model.outcome import BudgetSpent, Finished, Incomplete
 from mainstay.model.protocol import Prompt
@@ -17,6 +17,7 @@ from mainstay.model.tool import Cancelled, Failed, Ok, ToolSpec
 from mainstay.model.transcript import Transcript
 from mainstay.turn.code import BEHIND, RULES, CodeProtocol
 from mainstay.turn.machine import Machine, OutputRule, TurnState
+from mainstay.turn.tools import ToolsProtocol
 from tests.turn import play
 from tests.turn.play import HELLO, deliver, end
 
@@ -114,7 +115,7 @@ def test_cell_cannot_end_before_its_calls() -> None:
     say(machine, CELL)
     called(machine, 0, "look")
 
-    with pytest.raises(InternalError, match=r"before call 1\.0"):
+    with pytest.raises(InternalError, match=r"before 1\.0"):
         end(machine, "1")
 
 
@@ -303,3 +304,67 @@ def test_instructions_state_the_form_of_the_answer() -> None:
 
     assert asked.instructions.endswith('without a block: {"type":"integer"}')
     assert asked.output is None
+
+
+# ---------------------------------------------------------------------- calls that are cells
+
+TOOLS = ToolsProtocol(lambda tools, output: f"Functions: {', '.join(tool.name for tool in tools)}.")
+
+
+def code_call(text: str) -> ToolCall:
+    return ToolCall("", "run_code", {"code": text})
+
+
+def calling() -> Machine:
+    """The model has asked for a cell, a plain call and another cell."""
+    machine = coding()
+    play.say(machine, code_call("x"), ToolCall("", "look"), code_call("y"), protocol=TOOLS, at=7)
+    return machine
+
+
+def test_cells_among_calls_run_after_the_others_one_after_the_other() -> None:
+    machine = calling()
+
+    effects = [machine.next_effect()]
+    end(machine, "1.1")
+    effects.append(machine.next_effect())
+    machine.receive(Called(1, 0, (ToolCall("c", "pay"),), cell="1.0"))
+    effects.append(machine.next_effect())
+    end(machine, "1.0.0")
+    end(machine, "1.0", Ok({"output": ""}))
+    effects.append(machine.next_effect())
+    end(machine, "1.2", Failed("code_raised", "it raised"))
+    effects.append(machine.next_effect())
+
+    plain, first, asked, second, after = effects
+    assert isinstance(plain, RunTools)
+    assert [call.call for call in plain.calls] == ["1.1"]
+    assert first == RunCode(1, "x", 7, (), "1.0")
+    assert isinstance(asked, RunCode)
+    assert [call.call for call in asked.calls] == ["1.0.0"]
+    assert second == RunCode(1, "y", 7, (), "1.2")
+    assert after == Checkpoint("after_work")
+    assert [part.call_id for m in machine.messages() for part in m.parts if isinstance(part, ToolResult)] == [
+        "s.1.1.0",
+        "s.1.1.1",
+        "s.1.1.2",
+    ]
+
+
+def test_cell_among_calls_cannot_end_before_its_calls_or_before_another_one() -> None:
+    machine = calling()
+    end(machine, "1.1")
+    with pytest.raises(InternalError, match=r"cell 1\.2 ended before 1\.0"):
+        end(machine, "1.2")
+    machine.receive(Called(1, 0, (ToolCall("c", "pay"),), cell="1.0"))
+
+    with pytest.raises(InternalError, match=r"cell 1\.0 ended before 1\.0\.0"):
+        end(machine, "1.0")
+
+
+def test_instructions_describe_the_functions_of_run_code_where_it_is_offered() -> None:
+    tools = [ToolSpec("look"), ToolSpec("run_code")]
+
+    assert TOOLS.ask(Prompt("Be kind.", [], tools)).instructions.endswith("Functions: look.")
+    assert TOOLS.ask(Prompt("Be kind.", [], tools)).tools == tools
+    assert TOOLS.ask(Prompt("Be kind.", [], tools[:1])).instructions == "Be kind."

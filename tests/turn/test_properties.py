@@ -52,7 +52,7 @@ from mainstay.model.transcript import Transcript
 from mainstay.ports.protocol import TurnProtocol
 from mainstay.turn.code import CodeProtocol
 from mainstay.turn.machine import Machine, TurnState
-from mainstay.turn.tools import NATIVE
+from mainstay.turn.tools import NATIVE, ToolsProtocol
 from tests.fuzzing import cases
 from tests.turn.play import HELLO, asking, call, end, say
 
@@ -83,8 +83,8 @@ budgets = st.builds(
     no_progress=st.sampled_from([None, None, 1, 3]),
 )
 rules = st.sampled_from([None, "typed"])
-protocols = st.sampled_from([NATIVE, CodeProtocol(lambda tools, output: "")])
-"""Native tool calls, and code: the laws hold for both."""
+protocols = st.sampled_from([NATIVE, CodeProtocol(lambda tools, output: ""), ToolsProtocol(lambda tools, output: "")])
+"""Native tool calls, code, and calls some of which are cells: the laws hold for all."""
 
 CELLS = ["```python\nx = 1\n```", "Look:\n```python\nawait look()\n```\nand more", "```python\nhalf", "no cell"]
 
@@ -173,7 +173,8 @@ def play(budget: Budget, rule: str | None, protocol: TurnProtocol, data: bytes) 
             case RunTools():
                 played.take(tool_outcome(script, effect, slot))
             case RunCode():
-                made = [len(r.calls) for r in played.records if isinstance(r, Called) and r.step == effect.step]
+                key = effect.cell or str(effect.step)
+                made = [len(r.calls) for r in played.records if isinstance(r, Called) and r.key == key]
                 played.take(cell_outcome(script, effect, slot, sum(made)))
     if script.rarely(10):
         # The commit found that a cancel request was there first.
@@ -193,14 +194,17 @@ def model_outcome(script: Script, effect: CallModel, slot: Slot | None, protocol
     if script.rarely(6):
         code = script.pick(["overloaded", INTERRUPTED])
         return Faltered(code, "busy", script.number(9), effect.attempt, effect.step, slot=slot)
-    cells = protocol is not NATIVE
+    cells = isinstance(protocol, CodeProtocol)
     count = 0 if cells and not script.rarely(10) else script.pick([0, 1, 2, 3])
     parts: list[Part] = [Text(script.pick(CELLS if cells else TEXTS))]
     for _ in range(count):
-        parts.append(ToolCall(script.pick(["", "a", "b"]), "look", {"x": script.pick(VALUES)}))
-    started = () if effect.last else tuple(i for i in range(count) if script.number(2))
-    stop: Stop = "tool_calls" if count else "length" if script.rarely(10) else "end"
+        if protocol != NATIVE and script.number(2):
+            parts.append(ToolCall(script.pick(["", "a", "b"]), "run_code", {"code": "await look()"}))
+        else:
+            parts.append(ToolCall(script.pick(["", "a", "b"]), "look", {"x": script.pick(VALUES)}))
     read = protocol.read(parts, f"s.1.{effect.step}")
+    started = () if effect.last else tuple(i for i in range(count) if i not in read.cells and script.number(2))
+    stop: Stop = "tool_calls" if count else "length" if script.rarely(10) else "end"
     return Replied(
         effect.step,
         read.parts,
@@ -213,6 +217,7 @@ def model_outcome(script: Script, effect: CallModel, slot: Slot | None, protocol
         slot=slot,
         cell=read.cell,
         fault=read.fault,
+        cells=read.cells,
     )
 
 
@@ -221,11 +226,11 @@ def cell_outcome(script: Script, effect: RunCode, slot: Slot | None, made: int) 
         names = [script.pick(["look", "look", "finish", "sleep"]) for _ in range(script.pick([1, 1, 2]))]
         calls = tuple([ToolCall(f"c{made + n}", name, {"seconds": 1}) for n, name in enumerate(names)])
         started = tuple([made + n for n, name in enumerate(names) if name == "look" and script.number(2)])
-        return Called(effect.step, made, calls, started, slot=slot)
+        return Called(effect.step, made, calls, started, slot=slot, cell=effect.cell)
     if effect.calls:
         return tool_outcome(script, effect, slot)
     fine, failed = Ok({"output": "so", "answer": "[so]"}), Failed("code_raised", "it raised", {"output": ""})
-    return Ended(str(effect.step), failed if script.rarely(3) else fine, slot=slot)
+    return Ended(effect.cell or str(effect.step), failed if script.rarely(3) else fine, slot=slot)
 
 
 def tool_outcome(script: Script, effect: RunTools | RunCode, slot: Slot | None) -> Received:

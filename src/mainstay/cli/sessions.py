@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -54,7 +55,7 @@ from mainstay.engine.waits import asked
 from mainstay.errors import InvalidInput, SessionDeleted, StoreDamaged, UnknownCall, UnknownTurn
 from mainstay.graph.view import Turn, TurnView, forkable, model_calls, stretches, turn_view
 from mainstay.model import ids, validate
-from mainstay.model.ids import node_id, split, turn_id
+from mainstay.model.ids import node_id, turn_id
 from mainstay.model.llm import Usage
 from mainstay.model.message import Message, Scalar
 from mainstay.model.outcome import PendingCall
@@ -465,14 +466,15 @@ def _print_story(story: Story) -> None:
 def _print_turn(out: Console, shown: ShownTurn, shared: bool = False, state: str = "") -> None:
     view, closed = _view(shown), shown.turn.closed
     heading(out, f"── {shown.id}{' (shared history)' if shared else ''}", "dim")
-    made, ended = _by_reply(shown.turn.records, view.tool_calls), _ended(shown)
+    made, ended = _by_reply(shown.id, shown.turn.records, view.tool_calls), _ended(shown)
     for message in view.messages:
         if message.role == "tool":
             continue
         _print_message(out, message, shown.turn.said)
         for call in made.pop(0)[1] if made and made[0][0] == message else ():
+            inset = "  " * (ids.call_in(shown.session_id, call.call_id)[1].count(".") - 1)  # made by a call of run_code
             if closed is None and call.call_id not in ended:
-                text_line(out, f"  … {whole_call(call.tool, shown_args(call))}", "yellow")
+                text_line(out, f"{inset}  … {whole_call(call.tool, shown_args(call))}", "yellow")
                 continue
             kind = outcome_kind(call.outcome)
             again = f" ({call.attempts} attempts, {call.repeated} repeated)" if call.attempts > 1 else ""
@@ -480,8 +482,8 @@ def _print_turn(out: Console, shown: ShownTurn, shared: bool = False, state: str
             unknown = isinstance(call.outcome, OutcomeUnknown)
             args = shown_args(call)
             what = whole_call(call.tool, args) if unknown else call_text(call.tool, args, 66)
-            text_line(out, f"  {MARKS[kind]} {what}{again}", STYLES[kind])
-            text_line(out, f"      {kind}: {brief(outcome_words(call.outcome), 64)}", "dim")
+            text_line(out, f"{inset}  {MARKS[kind]} {what}{again}", STYLES[kind])
+            text_line(out, f"{inset}      {kind}: {brief(outcome_words(call.outcome), 64)}", "dim")
     for failed in [each for call in model_calls(shown.turn.records) for each in call.attempts if each.code]:
         who = failed.model or "the model"
         text_line(out, f"  ! {who}, attempt {failed.number}: {failed.code}: {brief(failed.message, 60)}", "dim")
@@ -500,7 +502,9 @@ def shown_args(call: ToolRecord) -> dict[str, Any]:
     return {name: marks.hide_all(value) for name, value in call.args.items()}
 
 
-def _by_reply(records: Sequence[Record], calls: Sequence[ToolRecord]) -> list[tuple[Message, list[ToolRecord]]]:
+def _by_reply(
+    turn: str, records: Sequence[Record], calls: Sequence[ToolRecord]
+) -> list[tuple[Message, list[ToolRecord]]]:
     """What the model said in each step that has a message, and the calls that it led to, by itself or in a cell."""
     found = []
     for record in records:
@@ -508,7 +512,7 @@ def _by_reply(records: Sequence[Record], calls: Sequence[ToolRecord]) -> list[tu
         if isinstance(reply, Replied):
             said = Transcript()
             said.add(reply)
-            of_step = [call for call in calls if split(call.call_id, 3)[1][1] == reply.step]
+            of_step = [call for call in calls if call.call_id.startswith(f"{turn}.{reply.step}.")]
             found += [(message, of_step) for message in said.messages if message.role == "assistant"]
     return found
 
@@ -581,8 +585,8 @@ def _record_text(record: Record) -> str:
             return f"delivered into turn {turn}"
         case Replied(step=step, parts=parts):
             return f"step {step}: {brief(_reply_text(parts), 60)}"
-        case Called(step=step, first=first, calls=calls):
-            return f"cell {step}: {', '.join(f'{step}.{n} {call.name}()' for n, call in enumerate(calls, first))}"
+        case Called(key=key, first=first, calls=calls):
+            return f"cell {key}: {', '.join(f'{key}.{n} {call.name}()' for n, call in enumerate(calls, first))}"
         case Started(call=call, attempt=attempt):
             return f"call {call}, attempt {attempt}"
         case Faltered(code=code, message=message, call=call):
@@ -695,11 +699,13 @@ def _answer(
     call: str, store: str | None, json: bool, word: str, answer: Callable[[Session[Any]], Awaitable[None]]
 ) -> None:
     async def work() -> int:
-        session_id, turn = _turn_of(call)
+        places = _places(call)
         async with deciding(store) as runtime:
-            row = await runtime.store.session(session_id)
-            if row is None or row.deleted:
-                raise UnknownCall(call, f"there is no session {session_id!r} in this store")
+            found = [(await runtime.store.session(name), turn) for name, turn in places]
+            row, turn = next(((row, turn) for row, turn in found if row is not None and not row.deleted), (None, 0))
+            if row is None:
+                raise UnknownCall(call, f"there is no session {places[0][0]!r} in this store")
+            session_id = row.id
             await answer(await runtime.session(session_id))
             live_worker = await has_live_worker(runtime, row.owner)
         if json:
@@ -715,12 +721,17 @@ def _answer(
     perform(work, json)
 
 
-def _turn_of(call: str) -> tuple[str, int]:
-    try:
-        session_id, (turn, *_) = ids.split(call, 3)
-    except UnknownTurn:
-        raise Refusal(f"{call!r} is not a call id: it looks like session.turn.step.index") from None
-    return session_id, turn
+def _places(call: str) -> list[tuple[str, int]]:
+    """The session and the turn that a call's id may name, the likelier first: a call of `run_code` has a number more,
+    which could as well be part of a session's id."""
+    found = []
+    for count in (3, 4):
+        with contextlib.suppress(UnknownTurn):
+            session_id, (turn, *_) = ids.split(call, count)
+            found.append((session_id, turn))
+    if not found:
+        raise Refusal(f"{call!r} is not a call id: it looks like session.turn.step.index")
+    return found
 
 
 def cancel(

@@ -10,6 +10,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 from mainstay.errors import MissingExtra
+from mainstay.tools.run_code import run_code as run_code
 
 
 def require_monty() -> None:

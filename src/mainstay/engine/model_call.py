@@ -47,7 +47,7 @@ from mainstay.turn.machine import CUT_OFF
 
 log = logging.getLogger("mainstay.engine")
 
-Admit = Callable[[Run, int, Sequence[Part]], tuple[int, ...]]
+Admit = Callable[[Run, int, Reading], tuple[int, ...]]
 """Which calls of a reply start with its record: decided by the tools, before the record is written."""
 
 STOPS = get_args(Stop)
@@ -347,7 +347,7 @@ class ModelCaller:
             if (most is not None and count > most) or PER_CALL * count >= run.room:
                 dropped, parts = count, tuple([part for part in parts if type(part) is not ToolCall])
             if not dropped and not effect.last and response.stop not in CUT_OFF and run.machine.may_call(count):
-                started = self._admit(run, effect.step, parts)
+                started = self._admit(run, effect.step, reading)
         if not self._budget.is_full:
             self._budget.answered()
         run.record(
@@ -366,6 +366,7 @@ class ModelCaller:
                 dropped,
                 reading.cell,
                 reading.fault,
+                () if dropped else reading.cells,
             )
         )
 

@@ -32,9 +32,15 @@ PREFIX = "msw1"
 decode_pending = msgspec.json.Decoder(PendingCall).decode
 
 
-def wait_id(call_id: str, kind: str, attempt: int = 1) -> str:
-    """A wait's id. A person who is asked about a later attempt is asked anew: an answer stands for one attempt."""
-    return f"{call_id}:{kind}" if attempt <= 1 else f"{call_id}:{kind}#{attempt}"
+def wait_id(turn_id: str, key: str, kind: str, attempt: int = 1) -> str:
+    """A wait's id. A person who is asked about a later attempt is asked anew: an answer stands for one attempt.
+
+    The call of a call (`<step>.<index>.<n>`) stands behind a stroke: with four numbers alone, its id would be that of a
+    call of another session, whose name ends in a number.
+    """
+    step, index, *own = key.split(".")
+    place = f"{turn_id}.{step}.{index}/{own[0]}" if own else f"{turn_id}.{key}"
+    return f"{place}:{kind}" if attempt <= 1 else f"{place}:{kind}#{attempt}"
 
 
 def ending(wait: WaitRow) -> Any:
@@ -62,10 +68,13 @@ async def asked(store: Store, waits: Iterable[WaitRow]) -> list[PendingCall]:
 
 
 def named(wait: str) -> tuple[str, int, str, str]:
-    """Whose a wait is: its session, turn, call (`<step>.<index>`) and kind."""
+    """Whose a wait is: its session, turn, call (`<step>.<index>`, or one more number) and kind."""
     call_id, _, kind = wait.rpartition(":")
-    session_id, (turn, step, index) = split(call_id, 3)
-    return session_id, turn, f"{step}.{index}", kind.partition("#")[0]
+    outer, _, own = call_id.rpartition("/")
+    if not own.isdigit():
+        outer, own = call_id, ""
+    session_id, (turn, step, index) = split(outer, 3)
+    return session_id, turn, f"{step}.{index}.{own}" if own else f"{step}.{index}", kind.partition("#")[0]
 
 
 def recalled(wait: str, sid: int, records: Iterable[Record]) -> WaitRow | None:
@@ -102,7 +111,8 @@ class _Memory:
     def add(self, record: Record) -> None:
         if isinstance(record, Replied | Called):
             self._asked |= self._call in calls_in(record)
-            self._started |= self._call in [f"{record.step}.{index}" for index in record.started]
+            key = record.key if isinstance(record, Called) else record.step
+            self._started |= self._call in [f"{key}.{index}" for index in record.started]
         elif isinstance(record, Closed):
             self._stopped = isinstance(record.outcome, Cancelled)
         elif isinstance(record, Started) and record.call == self._call:

@@ -7,7 +7,7 @@ dropped with its turn: both are left out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from msgspec import Struct, field
@@ -24,11 +24,12 @@ ROLLED_BACK, FRESH = "rolled_back", "fresh"
 class Cell(Struct):
     """One cell: `calls` as it asked for them, `answers` in the order in which they were recorded.
 
-    `sid` and `turn` say whose it is: a fork has cells of the session that it was forked from.
+    `sid` and `turn` say whose it is: a fork has cells of the session that it was forked from. `key` is what the keys of
+    its calls begin with: the step of the reply that it is, or the call of `run_code`.
     """
 
     turn: int
-    step: int
+    key: str
     code: str
     at: int
     calls: list[ToolCall] = field(default_factory=list)
@@ -37,14 +38,9 @@ class Cell(Struct):
     sid: int = 0
 
     @property
-    def key(self) -> str:
-        """What the keys of its calls begin with."""
-        return str(self.step)
-
-    @property
     def seed(self) -> str:
         """What random numbers in it are made from: the same wherever it is run again, in a fork too."""
-        return f"{self.at}.{self.step}"
+        return f"{self.at}.{self.key}"
 
     def mark(self, name: str) -> Any:
         outcome = None if self.end is None else self.end.outcome
@@ -85,23 +81,33 @@ def effective(cells: Iterable[Cell]) -> list[Cell]:
 def cells_of(turn: int, records: Iterable[Record]) -> list[Cell]:
     """The cells of a turn that have called something or have ended; the last may go on."""
     found: list[Cell] = []
-    newest: Cell | None = None
+    newest: dict[str, Cell] = {}
     for record in records:
         reply = record.reply if type(record) is Closed else record
         if type(reply) is Replied:
-            code = reply.code
-            newest = None if code is None else Cell(turn, reply.step, code, reply.at)
-        if newest is None:
-            continue
-        if type(record) is Called and record.step == newest.step:
-            newest.calls += calls_in(record).values()
-        elif type(record) is Ended and record.call.partition(".")[0] == str(newest.step):
-            if "." in record.call:
-                newest.answers.append(record)
-            else:
-                newest.end = record
+            newest = {key: Cell(turn, key, code, reply.at) for key, code in _written(reply)}
+        if type(record) is Called:
+            cell = newest.get(record.key)
+            if cell is not None:
+                cell.calls += calls_in(record).values()
+        elif type(record) is Ended:
+            cell = newest.get(record.call)
+            if cell is not None:
+                cell.end = record
+            elif (cell := newest.get(record.call.rpartition(".")[0])) is not None:
+                cell.answers.append(record)
         else:
             continue
-        if not found or found[-1] is not newest:
-            found.append(newest)
+        if cell is not None and (not found or found[-1] is not cell):
+            found.append(cell)
     return found
+
+
+def _written(reply: Replied) -> Iterator[tuple[str, str]]:
+    """The cells of a reply by their keys, with their code."""
+    if (code := reply.code) is not None:
+        yield str(reply.step), code
+    calls = list(calls_in(reply).items())
+    for index in reply.cells:
+        key, call = calls[index]
+        yield key, call.args["code"]

@@ -11,7 +11,6 @@ from typing import Protocol
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from mainstay.model.ids import call_id
 from mainstay.model.llm import Attempt, ModelRecord, Stop, Usage
 from mainstay.model.message import Message
 from mainstay.model.outcome import Finished, Incomplete, Outcome, ProviderFailed, Waiting
@@ -161,7 +160,8 @@ def turn_view(turn_id: str, records: Iterable[Record]) -> TurnView:
                 artifacts=record.artifacts,
             )
     assert outcome is not None, "a committed turn has an outcome"
-    shown = [call for key, call in calls.items() if key in ended or not isinstance(outcome, Waiting)]
+    order = sorted(calls, key=lambda key: [int(number) for number in key.split(".")])  # calls of a call stand behind it
+    shown = [calls[key] for key in order if key in ended or not isinstance(outcome, Waiting)]
     return TurnView(with_text(outcome, transcript.messages), usage, transcript.messages, shown)
 
 
@@ -174,11 +174,10 @@ def with_text(outcome: Outcome, messages: list[Message]) -> Outcome:
 
 
 def _asked(turn_id: str, record: Record) -> dict[str, ToolRecord]:
-    found = {}
-    for key, call in calls_in(record).items():
-        step, _, index = key.partition(".")
-        found[key] = ToolRecord(call_id(turn_id, int(step), int(index)), call.name, call.args, NEVER_RAN, attempts=0)
-    return found
+    return {
+        key: ToolRecord(f"{turn_id}.{key}", call.name, call.args, NEVER_RAN, attempts=0)
+        for key, call in calls_in(record).items()
+    }
 
 
 class Stretch(Struct, frozen=True):

@@ -20,6 +20,9 @@ FINISH = "finish"
 SLEEP = "sleep"
 """The function of a cell that waits: `await sleep(3600)`, `asyncio.sleep` and `time.sleep` alike."""
 
+RUN_CODE = "run_code"
+"""The tool whose calls are cells, in tools mode: its argument `code` is run."""
+
 CodeFault: TypeAlias = Literal["syntax", "check", "raised", "limit", "lost", "unfinished"]
 """How a cell failed: it does not parse; a check refused it before the run; an exception left it; a limit was reached;
 its worker died; or it awaits what can never come."""

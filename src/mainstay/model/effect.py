@@ -70,12 +70,16 @@ class RunTools(Struct, frozen=True, gc=False, tag="run_tools"):
 
 
 class RunCode(Struct, frozen=True, gc=False, tag="run_code"):
-    """Run the cell of a reply. `calls` are those of its calls that have no outcome. `at` is when the model wrote it."""
+    """Run a cell. `calls` are those of its calls that have no outcome. `at` is when the model wrote it.
+
+    `cell` is the call that it is, `<step>.<index>`, and "" where it is what a reply says.
+    """
 
     step: int
     code: str
     at: int
     calls: tuple[AskedCall, ...] = ()
+    cell: str = ""
 
 
 class Checkpoint(Struct, frozen=True, gc=False, tag="checkpoint"):

@@ -41,6 +41,22 @@ def split(text: str, parts: int) -> tuple[str, tuple[int, ...]]:
     return head, tuple(map(int, ordinals))
 
 
+def call_in(session_id: str, text: str) -> tuple[int, str]:
+    """The turn and the key of a call of that session: `call_in("chat-1", "chat-1.7.2.0")` is `(7, "2.0")`.
+
+    A call of a call has one number more. Without the session it could not be told from a call of another session, whose
+    id ends in a number.
+    """
+    if not isinstance(text, str):
+        raise UnknownTurn(text)
+    if text.startswith(f"{session_id}."):
+        numbers = text[len(session_id) + 1 :].split(".")
+        if len(numbers) in (3, 4) and all(each.isascii() and each.isdigit() and len(each) < 16 for each in numbers):
+            turn, *key = map(int, numbers)
+            return turn, ".".join(map(str, key))
+    raise UnknownTurn(text)
+
+
 def check_session_id(session_id: object) -> str:
     """The id itself when a session may carry it; it ends up in keys, logs and links."""
     if not isinstance(session_id, str) or not 0 < len(session_id) <= MAX_SESSION_ID or not session_id.isprintable():

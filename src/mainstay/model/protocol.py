@@ -35,9 +35,11 @@ class Reading(Struct, frozen=True, gc=False):
 
     `parts` are what is kept of it; the calls among them are made. Without calls and anything below, the text is the
     turn's answer. `cell` is where in the text the code stands that is to be run. `fault`: nothing can be made of the
-    answer; the model is told why, and asked again as often as outputs are repaired.
+    answer; the model is told why, and asked again as often as outputs are repaired. `cells` are the numbers of those
+    calls, counted from 0, that are cells themselves: their argument `code` is run.
     """
 
     parts: tuple[Part, ...]
     cell: tuple[int, int] | None = None
     fault: str = ""
+    cells: tuple[int, ...] = ()

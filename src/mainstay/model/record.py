@@ -93,7 +93,7 @@ class Replied(Struct, frozen=True, gc=False, tag="replied.1", omit_defaults=True
     its calls where they were more than one reply may ask for: none of them is kept, and none was made.
 
     How it was read is the rest (`model.protocol.Reading`): `cell` is where in its text the code of a cell stands,
-    `fault` why nothing could be made of it.
+    `fault` why nothing could be made of it, `cells` which of its calls are cells.
     """
 
     step: int
@@ -110,6 +110,7 @@ class Replied(Struct, frozen=True, gc=False, tag="replied.1", omit_defaults=True
     dropped: int = 0
     cell: tuple[int, int] | None = None
     fault: str = ""
+    cells: tuple[int, ...] = ()
 
     @property
     def text(self) -> str:
@@ -159,7 +160,8 @@ class Called(Struct, frozen=True, gc=False, tag="called.1", omit_defaults=True):
     """A cell has asked for calls: number `first` and those after it, as the cell asked, before preparation and plugins.
 
     The cell itself is in the reply of its step. `started` are the numbers of those whose start this record is, in the
-    store with the id `store`. The end of the cell is an `Ended` whose `call` is the step alone.
+    store with the id `store`. The end of the cell is an `Ended` whose `call` is the step alone. Where the cell itself
+    is a call of the reply, `cell` is that call (`<step>.<index>`), and the end of the call is that of the cell.
     """
 
     step: int
@@ -169,6 +171,12 @@ class Called(Struct, frozen=True, gc=False, tag="called.1", omit_defaults=True):
     at: int = 0
     slot: Slot | None = None
     store: str = ""
+    cell: str = ""
+
+    @property
+    def key(self) -> str:
+        """What the keys of the calls begin with."""
+        return self.cell or str(self.step)
 
 
 INTERRUPTED = "interrupted"

@@ -60,7 +60,7 @@ class Transcript(Struct):
                 self.messages.append(Message("assistant", tuple(parts)))
             self.calls, self.ended = calls_of(record.parts, record.step), {}
         elif type(record) is Called:
-            self.cell = record.step
+            self.cell = None if record.cell else record.step  # else the call is open, and says as much
         elif type(record) is Ended and record.call not in self.calls:
             if "." not in record.call:
                 self._show_cell(record.outcome)
@@ -98,16 +98,17 @@ def cell_text(outcome: ToolOutcome) -> str:
     return "\n\n".join(lines)
 
 
-def calls_of(parts: Sequence[Part], step: int, first: int = 0) -> dict[str, ToolCall]:
-    """The calls of a reply by their key `<step>.<index>`, in emission order; those of a cell begin at `first`."""
+def calls_of(parts: Sequence[Part], key: int | str, first: int = 0) -> dict[str, ToolCall]:
+    """The calls of a reply by their keys, in emission order: `key` is the step, or the cell whose calls they are, from
+    number `first` on."""
     found = [p for p in parts if type(p) is ToolCall]
-    return {f"{step}.{index}": call for index, call in enumerate(found, first)} if found else {}
+    return {f"{key}.{index}": call for index, call in enumerate(found, first)} if found else {}
 
 
 def calls_in(record: Record) -> dict[str, ToolCall]:
     """The calls that a record is the first to tell of, by their key."""
     if type(record) is Called:
-        return calls_of(record.calls, record.step, record.first)
+        return calls_of(record.calls, record.key, record.first)
     reply = record.reply if type(record) is Closed else record
     return calls_of(reply.parts, reply.step) if type(reply) is Replied else {}
 

@@ -11,23 +11,40 @@ from mainstay.model.message import Message, Part, Text, ToolCall
 from mainstay.model.protocol import Prompt, Reading
 from mainstay.model.tool import ToolSpec
 from mainstay.ports.protocol import TurnProtocol
-from mainstay.turn.tools import NATIVE
 
 T = TypeVar("T")
 
 
 class PluginProtocol:
-    """A protocol of the plugin `plugin`. Whatever goes wrong in it is the plugin's fault, and a TurnAborted says so."""
+    """A protocol of the plugin `plugin`. Whatever goes wrong in it is the plugin's fault, and a TurnAborted says so.
 
-    def __init__(self, plugin: str, make: Callable[[], TurnProtocol]) -> None:
-        self._plugin = plugin
+    `native` is the protocol that the agent had without it: that knows which calls are cells.
+    """
+
+    def __init__(self, plugin: str, make: Callable[[], TurnProtocol], native: TurnProtocol) -> None:
+        self._plugin, self._native = plugin, native
         self._protocol = self._within("protocol", lambda: _protocol(make()))
 
     def ask(self, prompt: Prompt) -> Prompt:
         return self._within("ask", lambda: _asked(self._protocol.ask(prompt)))
 
     def read(self, parts: Sequence[Part], name: str) -> Reading:
-        return self._within("read", lambda: _reading(self._protocol.read(tuple(parts), name), name))
+        return self._within("read", lambda: self._read(self._protocol.read(tuple(parts), name), name))
+
+    def _read(self, given: object, name: str) -> Reading:
+        """A reading whose parts can be recorded, with an id for every call."""
+        if not isinstance(given, Reading):
+            raise TypeError(f"it returned a {type(given).__name__}, not a Reading")
+        read = self._native.read([clean_part(part) for part in given.parts], name)
+        cell, length = given.cell, sum(len(part.text) for part in read.parts if type(part) is Text)
+        if cell is not None:
+            start, end = cell
+            if type(start) is not int or type(end) is not int or not 0 <= start <= end <= length:
+                raise ValueError(f"its cell {cell!r:.80} is not within the {length:,} characters of the text")
+            if any(type(part) is ToolCall for part in read.parts):
+                raise ValueError("it has calls and a cell: give one of them")
+            cell = (start, end)
+        return Reading(read.parts, cell, clean_text(given.fault), read.cells)
 
     def _within(self, what: str, work: Callable[[], T]) -> T:
         try:
@@ -53,19 +70,3 @@ def _asked(given: object) -> Prompt:
     if not all(isinstance(each, ToolSpec) for each in given.tools):
         raise TypeError("its tools are no ToolSpecs")
     return Prompt(clean_text(given.instructions), list(given.messages), tuple(given.tools), given.output)
-
-
-def _reading(given: object, name: str) -> Reading:
-    """A reading whose parts can be recorded, with an id for every call."""
-    if not isinstance(given, Reading):
-        raise TypeError(f"it returned a {type(given).__name__}, not a Reading")
-    parts = NATIVE.read([clean_part(part) for part in given.parts], name).parts
-    cell, length = given.cell, sum(len(part.text) for part in parts if type(part) is Text)
-    if cell is not None:
-        start, end = cell
-        if type(start) is not int or type(end) is not int or not 0 <= start <= end <= length:
-            raise ValueError(f"its cell {cell!r:.80} is not within the {length:,} characters of the text")
-        if any(type(part) is ToolCall for part in parts):
-            raise ValueError("it has calls and a cell: give one of them")
-        cell = (start, end)
-    return Reading(parts, cell, clean_text(given.fault))

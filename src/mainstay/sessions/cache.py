@@ -19,7 +19,7 @@ from mainstay.graph.cells import Cell, PastCells
 from mainstay.graph.commit import completions
 from mainstay.graph.view import Stretch, TurnReader, View, stretches, with_text
 from mainstay.model.codec import encode
-from mainstay.model.ids import split, turn_id
+from mainstay.model.ids import call_in, turn_id
 from mainstay.model.llm import Usage
 from mainstay.model.message import Message, Text
 from mainstay.model.outcome import Finished, Outcome, PendingCall, Queued, Waiting
@@ -137,7 +137,7 @@ class Archive:
         themselves."""
         rows = [w for w in await self._store.waits(row.sid) if w.state == "open" and w.kind != "process"]
         waits = await asked(self._store, rows)
-        return tuple(sorted(waits, key=lambda p: split(p.call_id, 3)[1]))
+        return tuple(sorted(waits, key=lambda p: [int(n) for n in call_in(row.id, p.call_id)[1].split(".")]))
 
     async def recalled(self, row: SessionRow, wait_id: str) -> WaitRow | None:
         """How a wait of a turn that has ended did; None when there was none."""

@@ -48,7 +48,7 @@ from mainstay.sessions.operation_table import OperationTable
 from mainstay.tools.answer import schema_codec
 from mainstay.tools.catalog import Catalog, Membership
 from mainstay.turn.code import CodeProtocol
-from mainstay.turn.tools import NATIVE
+from mainstay.turn.tools import NATIVE, ToolsProtocol
 
 
 class Definition(Struct):
@@ -83,9 +83,16 @@ class Definition(Struct):
     def __post_init__(self) -> None:
         self.models = candidates(self.provider)  # made once, and again when a turn chooses another provider
 
+    @property
+    def runs_code(self) -> bool:
+        """Whether its model writes cells: in code mode, or with the tool `run_code`."""
+        return self.mode == "code" or (isinstance(self.catalog, Catalog) and self.catalog.runs_code)
+
     def executed_by(self, executor: Executor) -> Definition:
-        """The definition of an agent in code mode with what runs its cells."""
-        return replace(self, executor=executor, protocol=CodeProtocol(executor.describe))
+        """The definition of an agent whose model writes cells, with what runs them."""
+        describe = executor.describe
+        protocol = CodeProtocol(describe) if self.mode == "code" else ToolsProtocol(describe)
+        return replace(self, executor=executor, protocol=protocol)
 
     def instructed(self, text: str) -> Definition:
         """The definition with the instructions that its function has made."""

@@ -106,7 +106,7 @@ async def held(store: Store, port: HeldCommands, run: Run, rule: CommandHold) ->
             case Hold(ids, _, after) | Update(ids, after) as decided:
                 due = decided.due if isinstance(decided, Hold) else None
                 asked = PendingCall(call, "process", "answer", to_builtins(after), now, due, processes=ids)
-                name = wait_id(call, "process", attempt + 1)
+                name = wait_id(run.turn_id, f"{step}.0", "process", attempt + 1)
                 wait = WaitRow(name, scope.sid, scope.turn, f"{step}.0", "process", "open", due, encode(asked))
                 await run.journal.flush((wait,))
 

@@ -669,7 +669,7 @@ class Session(Generic[T_co]):
         rows = await self._parts.store.waits(row.sid)
         waits = [wait for wait in rows if wait.state == "open" and wait.kind != "process"]
         taken_back = []
-        for wait in sorted(waits, key=lambda each: ids.split(each.id.rpartition(":")[0], 3)[1]):
+        for wait in sorted(waits, key=lambda each: [int(number) for number in each.call.split(".")]):
             found = await asked(self._parts.store, [wait])
             if not found or (found[0].reason == RESERVED and row.state != "parked"):
                 continue  # its body runs: nothing is asked yet
@@ -694,7 +694,7 @@ class Session(Generic[T_co]):
         """
         if verdict not in ("rerun", "done", "failed"):
             raise InvalidInput(f"settle a call as 'rerun', 'done' or 'failed', not {quoted(verdict):.80}")
-        _split(call_id, 3, UnknownCall(call_id, "this is no call id"))
+        self._place(call_id)
         why = await self._parts.inbox.filters.text(self.id, self.agent, clean_text(reason))
         answer = Answer(verdict, clean(value), why, clean_text(by))
         encode_checked(answer, "the settlement")
@@ -771,9 +771,8 @@ class Session(Generic[T_co]):
 
     async def _answer(self, call_id: str, kind: str, answer: Answer) -> None:
         self._parts.mode.check()
-        if _split(call_id, 3, UnknownCall(call_id, "this is no call id"))[0] != self.id:
-            raise UnknownCall(call_id, "it belongs to another session")
-        name = wait_id(call_id, kind)
+        turn, key = self._place(call_id)
+        name = wait_id(ids.turn_id(self.id, turn), key, kind)
         if kind != "approval":  # there may be several: one for each attempt that somebody was asked about
             name = await self._newest_wait(name)
         resolved: Resolved = await self._parts.requests.resolve(name, answer)
@@ -784,6 +783,14 @@ class Session(Generic[T_co]):
             assert resolved.wait is not None
             raise AlreadyAnswered(f"call {call_id}", ending(resolved.wait))
 
+    def _place(self, call_id: str) -> tuple[int, str]:
+        """The turn and the key of a call of this session."""
+        try:
+            return ids.call_in(self.id, call_id)
+        except UnknownTurn:
+            _split(call_id, 3, UnknownCall(call_id, "this is no call id"))
+            raise UnknownCall(call_id, "it belongs to another session") from None
+
     async def _newest_wait(self, name: str) -> str:
         """The wait about the newest attempt of a call, if there were several."""
         row = await self._parts.store.session(self.id)
@@ -792,9 +799,9 @@ class Session(Generic[T_co]):
 
     async def _annotate(self, call_id: str, answer: Answer) -> None:
         """Tell the session about a call that is over: a note that the next turn reads."""
-        _, (turn, step, index) = ids.split(call_id, 3)
+        turn, key = self._place(call_id)
         row = await self._row()
-        records, key = [r for _, r in await load(self._parts.store, row.sid, turn, turn)], f"{step}.{index}"
+        records = [r for _, r in await load(self._parts.store, row.sid, turn, turn)]
         ended = next((r for r in records if isinstance(r, Ended) and r.call == key), None)
         call = next((found for r in records if (found := calls_in(r).get(key)) is not None), None)
         if ended is None or call is None:

@@ -191,7 +191,7 @@ async def equip(  # noqa: PLR0913  # everything that a session is made of
         catalog.overlay(overlay.catalog, overlay.base)
     own = structs.replace(configured, catalog=catalog)
     for plugin, method in session.hooks("protocol").entries:  # one at most
-        own = structs.replace(own, protocol=PluginProtocol(plugin.id, method))
+        own = structs.replace(own, protocol=PluginProtocol(plugin.id, method, own.protocol))
     if settings.output is not None:
         own = answering(own, settings.output)
     known, monitors = settings.snapshots, _monitors(session, contexts)

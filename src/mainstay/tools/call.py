@@ -87,7 +87,7 @@ def completion_of(run: Run, key: str) -> str:
     """The wait for the completion of a deferred call. It outlives attempts that failed, but not a person's word to have
     the call made again: that answered it, and the next attempt has another."""
     again = [r for r in run.records if type(r) is Started and r.call == key and r.answer is not None]
-    return wait_id(f"{run.turn_id}.{key}", "deferred", 1 + len(again))
+    return wait_id(run.turn_id, key, "deferred", 1 + len(again))
 
 
 @dataclass(slots=True, eq=False)
@@ -125,10 +125,10 @@ class CallWaits:
         if kind == "process":
             # Each run of the body has its own: one that was started since has not waited yet.
             starts = [r for r in self._run.records if type(r) is Started and r.call == key]
-            return wait_id(f"{self._run.turn_id}.{key}", kind, 1 + len(starts))
+            return wait_id(self._run.turn_id, key, kind, 1 + len(starts))
         # An answer about recovery stands for one attempt: about the next one a person is asked anew.
         attempt = self._run.machine.state.calls[key].attempts if kind == "recovery" else 1
-        return wait_id(f"{self._run.turn_id}.{key}", kind, attempt)
+        return wait_id(self._run.turn_id, key, kind, attempt)
 
     def pending(self, call: AskedCall, kind: Any, **told: Any) -> PendingCall:
         """What is shown to those who may answer."""

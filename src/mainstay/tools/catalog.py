@@ -20,6 +20,7 @@ from typing import Any
 from msgspec import Struct
 
 from mainstay.errors import InvalidDefinition, UnknownTool
+from mainstay.model.code import RUN_CODE
 from mainstay.model.codec import clean, decode, encode, error_text
 from mainstay.model.session import ToolState, edited_tools
 from mainstay.model.tool import ToolSpec
@@ -147,6 +148,16 @@ class Catalog:
 
     def get(self, name: str) -> ToolEntry | None:
         return self._entries.get(name)
+
+    @property
+    def runs_code(self) -> bool:
+        """Whether the tool `run_code` is among them: ours, and not another one of that name."""
+        entry = self.get(RUN_CODE)
+        if entry is None:
+            return False
+        from mainstay.tools.run_code import run_code  # noqa: PLC0415  # few agents have it, and it is itself a tool
+
+        return entry.spec == run_code.spec  # by value: a wrapped one is the same tool
 
     def names(self) -> list[str]:
         """What a model may choose from."""

@@ -29,6 +29,7 @@ from mainstay.errors import DumpRefused, InternalError
 from mainstay.graph.cells import FRESH, ROLLED_BACK, Cell, cells_of, effective
 from mainstay.model.code import (
     FINISH,
+    RUN_CODE,
     SLEEP,
     CellEnd,
     CodeCall,
@@ -37,6 +38,7 @@ from mainstay.model.code import (
 from mainstay.model.codec import clean, encode, model_text
 from mainstay.model.effect import AskedCall, RunCode
 from mainstay.model.message import ToolCall
+from mainstay.model.protocol import Reading
 from mainstay.model.record import Called, Ended
 from mainstay.model.session import WaitRow
 from mainstay.model.tool import Cancelled, Failed, Ok, OutputBudget, ToolOutcome, ToolSpec
@@ -82,7 +84,7 @@ class Cells:
     async def run(self, run: Run, effect: RunCode) -> Parked | None:
         """Run a cell until it has ended, or waits for nothing but answers from outside."""
         executor: Executor | None = run.agent.executor
-        if executor is None:
+        if executor is None or (effect.cell and run.agent.catalog.get(RUN_CODE) is None):
             await self.dispatcher.conclude(run, cell=UNAVAILABLE)
             return None
         cell = Running(self, executor, run, effect)
@@ -152,11 +154,11 @@ class Running:
     def __init__(self, cells: Cells, executor: Executor, run: Run, effect: RunCode) -> None:
         self._cells, self._executor, self._run, self._effect = cells, executor, run, effect
         self._shared, self._clock = cells.dispatcher, cells.dispatcher.clock
-        found = cells_of(run.scope.turn, run.records)
+        found, key = cells_of(run.scope.turn, run.records), effect.cell or str(effect.step)
         for each in found:
             each.sid = run.scope.sid
-        own = found.pop() if found and found[-1].step == effect.step else None
-        self._cell = own or Cell(run.scope.turn, effect.step, effect.code, effect.at, sid=run.scope.sid)
+        own = found.pop() if found and found[-1].key == key else None
+        self._cell = own or Cell(run.scope.turn, key, effect.code, effect.at, sid=run.scope.sid)
         self._earlier = effective(found)
         self._seen = len(run.records)
         self.round = Round(self._shared, run, ())
@@ -256,17 +258,18 @@ class Running:
 
     async def _record(self, new: Sequence[CodeCall]) -> None:
         """Record what the cell asks for, and begin it."""
-        run, step, first, unknown = self._run, self._effect.step, new[0].number, self._dialogue.unknown
-        asked = tuple([ToolCall(f"{run.turn_id}.{step}.{each.number}", each.name, clean(each.args)) for each in new])
+        run, key, first, unknown = self._run, self._cell.key, new[0].number, self._dialogue.unknown
+        asked = tuple([ToolCall(f"{run.turn_id}.{key}.{each.number}", each.name, clean(each.args)) for each in new])
         plain = not unknown and not any(call.name in (FINISH, SLEEP) for call in asked)
-        started = self._shared.admit(run, step, asked, first) if plain else ()
+        started = self._shared.admit(run, key, Reading(asked), first) if plain else ()
         store = run.journal.store_id() if started else ""
-        run.record(Called(step, first, asked, started, self._clock.now(), run.slot(), store))
+        effect, now = self._effect, self._clock.now()
+        run.record(Called(effect.step, first, asked, started, now, run.slot(), store, effect.cell))
         self._cell.calls += asked
         if not self._large or self._ran >= SAVE_EVERY:
             await self._save()
         calls = run.machine.state.calls
-        await self._begin_calls([calls[f"{step}.{call.number}"] for call in new], {})
+        await self._begin_calls([calls[f"{key}.{call.number}"] for call in new], {})
 
     async def _begin_calls(self, calls: Sequence[AskedCall], known: Mapping[str, WaitRow]) -> None:
         """Begin calls that have no outcome: new ones, and those that were found so."""
@@ -287,7 +290,7 @@ class Running:
     def _checked(self, value: Any) -> ToolOutcome:
         """Whether a value may be the turn's answer: it is checked where the cell gives it."""
         rule = self._run.agent.output_rule
-        if rule is None:
+        if rule is None or self._effect.cell:  # a call of run_code answers the model, not the turn
             return Ok(value if isinstance(value, str) else encode(value).decode())
         try:
             return Ok(rule(value))
@@ -309,7 +312,7 @@ class Running:
             if control.stopping:
                 await rounds.stop()
             elif not running and not waiting:
-                raise InternalError(f"cell {self._run.turn_id}.{self._effect.step} waits for no call")
+                raise InternalError(f"cell {self._run.turn_id}.{self._cell.key} waits for no call")
             elif not running:
                 await self._save()
                 if (parked := await rounds.park()) is not None:
@@ -327,7 +330,7 @@ class Running:
 
     def _take_ended(self) -> bool:
         """Take in the calls that have ended since the last look; whether there are any."""
-        records, prefix, count = self._run.records, f"{self._effect.step}.", len(self._cell.answers)
+        records, prefix, count = self._run.records, f"{self._cell.key}.", len(self._cell.answers)
         for record in records[self._seen :]:
             if type(record) is Ended and record.call.startswith(prefix):
                 self._cell.answers.append(record)
@@ -346,10 +349,10 @@ class Running:
             await asyncio.wait(tasks, timeout=CANCEL_GRACE)
         for active in running:
             active.stopped(reason)
-        if run.machine.state.calls:
+        if rounds.active:
             await rounds.conclude()
-            for key in list(run.machine.state.calls):
-                rounds.active[key].end(Cancelled("runtime", reason))
+            for active in [each for each in rounds.active.values() if each.key in run.machine.state.calls]:
+                active.end(Cancelled("runtime", reason))
             self._shared.release(run)
         self._take_ended()
 
@@ -381,9 +384,11 @@ class Running:
             ended = Ok({**told, "answer": text}, whole)
         elif error is not None:
             ended = Failed(f"code_{error.which or error.code}", error.message, told)
+        if isinstance(ended, Failed) and self._effect.cell and value:  # of a failed call only the message is shown
+            ended = replace(ended, message=f"{value}\n\n{ended.message}")
         spent = int((self._clock.monotonic() - self._began) * 1000)
         slot = run.slot()
-        self._cell.end = Ended(str(self._effect.step), ended, 1, 0, spent, self._clock.now(), slot)
+        self._cell.end = Ended(self._cell.key, ended, 1, 0, spent, self._clock.now(), slot)
         run.record(self._cell.end, shown.blobs)
         if (error is not None and error.code == "lost") or (back and self._fresh):
             await self.close()  # the second is without the variables that its mark would promise

@@ -10,7 +10,7 @@ for an answer from outside.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from msgspec import Struct
@@ -25,7 +25,7 @@ from mainstay.errors import InternalError
 from mainstay.graph.cells import ROLLED_BACK
 from mainstay.model.effect import AskedCall, RunTools
 from mainstay.model.event import WaitingFor
-from mainstay.model.message import Part
+from mainstay.model.protocol import Reading
 from mainstay.model.record import INTERRUPTED, Ended, Faltered
 from mainstay.model.session import WaitRow
 from mainstay.model.tool import Failed
@@ -83,25 +83,27 @@ class Dispatcher:
         self.running: dict[str, str] = {}
         self._abandoned: set[asyncio.Task[Any]] = set()
 
-    def admit(self, run: Run, step: int, parts: Sequence[Part], first: int = 0) -> tuple[int, ...]:
+    def admit(self, run: Run, key: int | str, asked_for: Reading, first: int = 0) -> tuple[int, ...]:
         """Which calls of a reply start with its record: nothing to ask, nothing to wait for. Their places are taken.
 
-        The calls of a cell are numbered from `first` on.
+        `key` is what the keys of the calls begin with. The calls of a cell are numbered from `first` on.
         """
         plugins = None if run.hooks is None else plugins_of(run)
         if plugins is not None and plugins.vets:
             return ()  # plugins are asked first, and what they decide is recorded with the start
         started = []
-        for index, (key, call) in enumerate(calls_of(parts, step, first).items(), first):
-            asked = AskedCall(key, call.id, call.name, call.args, call.raw)
-            ready = checked(run.agent.catalog, asked, f"{run.turn_id}.{key}")
+        for index, (name, call) in enumerate(calls_of(asked_for.parts, key, first).items(), first):
+            if index in asked_for.cells:
+                continue
+            asked = AskedCall(name, call.id, call.name, call.args, call.raw)
+            ready = checked(run.agent.catalog, asked, f"{run.turn_id}.{name}")
             if isinstance(ready, Failed) or ready.entry.provider is not None:
                 continue
             spec = ready.entry.spec
             # A background call has a start record of its own: after a crash it must be registered again.
             plain = spec.approval == "never" and not spec.deferred and not spec.background
             if plain and ((spec.limit is None and spec.resource is None) or self.admission.try_take(needs_of(spec))):
-                run.held[key] = ready
+                run.held[name] = ready
                 started.append(index)
         return tuple(started)
 
@@ -143,14 +145,15 @@ class Dispatcher:
         """The turn is cancelled or aborted: record how its calls without an outcome end, and the cell that made them,
         if one did."""
         state = run.machine.state
-        if state.calls and state.phase is Phase.TOOLS:
-            await Round(self, run, tuple(state.calls.values())).conclude(refused)
-        elif state.phase is Phase.CODE:
-            calls = Round(self, run, tuple(state.calls.values()))
+        calls = Round(self, run, [call for key, call in state.calls.items() if key not in state.cells])
+        if state.phase is Phase.TOOLS:
             await calls.conclude(refused)
-            for key in list(state.calls):
-                calls.active[key].end(NEVER_RAN)
-            run.record(Ended(str(state.step), cell or CELL_DROPPED, at=self.clock.now(), slot=run.slot()))
+        elif state.phase is Phase.CODE:
+            key = state.cells[0] if state.cells else str(state.step)
+            await calls.conclude(refused)
+            for active in [each for each in calls.active.values() if each.key in state.calls]:
+                active.end(NEVER_RAN)
+            run.record(Ended(key, cell or CELL_DROPPED, at=self.clock.now(), slot=run.slot()))
 
     def withdraw(self, run: Run) -> None:
         """The Runtime is left before calls began whose start is in their reply's record: record that they did not."""
@@ -296,5 +299,5 @@ class Round:
         `refused`: the plugin without which no answer may be recorded, because it could not look at them.
         """
         answered = await self.waits.final()
-        for key in list(self.run.machine.state.calls):
+        for key in [key for key in self.run.machine.state.calls if key in self.active]:
             await self.active[key].conclude(answered.get(key), refused)

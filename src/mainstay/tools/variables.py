@@ -31,6 +31,7 @@ from mainstay.ports.code import Executor, Repl
 from mainstay.ports.host import Clock
 from mainstay.ports.store import Store
 from mainstay.tools.dialogue import Dialogue, Diverged
+from mainstay.turn.tools import functions
 
 log = logging.getLogger("mainstay.tools")
 
@@ -161,7 +162,7 @@ class Variables:
         self, run: Run, executor: Executor, sealed: bytes, cell: Cell, earlier: Sequence[Cell]
     ) -> Kept | None:
         try:
-            repl = await executor.open(sealed, run.agent.catalog.specs)
+            repl = await executor.open(sealed, functions(run.agent.catalog.specs))
         except DumpRefused as refused:
             log.info("a saved state of %s is not used: %s", run.turn_id, refused)
             return None
@@ -247,7 +248,8 @@ async def _all_again(run: Run, repl: Repl, cells: Sequence[Cell]) -> None:
 
 
 async def begin(run: Run, repl: Repl, cell: Cell, *, check: bool) -> CodeStep:
-    return await repl.begin(cell.code, run.agent.catalog.specs, at=cell.at, seed=cell.seed, check=check)
+    tools = functions(run.agent.catalog.specs)
+    return await repl.begin(cell.code, tools, at=cell.at, seed=cell.seed, check=check)
 
 
 def _goes_on(saved: Saved, paused: Paused, cell: Cell) -> bool:

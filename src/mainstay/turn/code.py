@@ -13,8 +13,7 @@ Sans-IO, like the machine that acts on what is read here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -22,9 +21,8 @@ from msgspec.structs import replace
 from mainstay.model.codec import encode
 from mainstay.model.message import Message, Part, Text, ToolCall, ToolResult
 from mainstay.model.protocol import Prompt, Reading
-from mainstay.model.tool import ToolSpec
 from mainstay.turn.fences import cell_of
-from mainstay.turn.tools import NATIVE
+from mainstay.turn.tools import NATIVE, Describe
 
 MAX_SECONDS = 366 * 24 * 3600
 """The longest sleep of a cell."""
@@ -48,7 +46,7 @@ class CodeProtocol(Struct, frozen=True, gc=False):
     `describe` writes, for tools and the schema of the output, what a model must know to write cells.
     """
 
-    describe: Callable[[Sequence[ToolSpec], dict[str, Any] | None], str]
+    describe: Describe
 
     def ask(self, prompt: Prompt) -> Prompt:
         """After the agent's own instructions stand what its cells may do, and what the turn is to end with."""

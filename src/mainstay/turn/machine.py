@@ -11,6 +11,7 @@ A turn waits for exactly one thing at a time, and its phase says for what:
 
     OPENING ──delivery──▶ ASKING ──reply with calls──▶ TOOLS ──all ended──▶ AFTER_WORK ──delivery──▶ ASKING
                              │  ╲──reply with a cell─▶ CODE ──cell ended──▶ AFTER_WORK, or BEFORE_COMPLETION (finish)
+                             │   ╲─reply with cells among its calls─▶ TOOLS, then CODE for each of them
                              │  ▲                                                                       │
                      answer  │  └─ input arrived, or the output must be repaired ──┐                    │ budget spent
                              ▼                                                     │                    ▼
@@ -111,6 +112,7 @@ class TurnState(Struct):
     was said by plugins while calls ran and is recorded: it is added when all of them have their results. `calls`
     restate the newest reply, keyed `<step>.<index>`, until each has an outcome; `called` counts those of all replies.
     `code` is the cell of the newest reply, written at `code_at`; `finished` holds the value that it finished with.
+    `cells` are the calls that are cells and have not ended, in order: the first is the one that runs in CODE.
     """
 
     turn_id: str
@@ -136,6 +138,7 @@ class TurnState(Struct):
     code: str = ""
     code_at: int = 0
     finished: tuple[Any] | None = None
+    cells: tuple[str, ...] = ()
 
 
 CUT_OFF = ("length", "filtered")
@@ -175,7 +178,12 @@ class Machine:
             case Phase.ASKING:
                 return CallModel(state.step, state.attempt, state.due, state.last, state.candidate, state.failed)
             case Phase.TOOLS:
-                return RunTools(state.step, tuple(state.calls.values()))
+                plain = [call for key, call in state.calls.items() if key not in state.cells]
+                return RunTools(state.step, tuple(plain))
+            case Phase.CODE if state.cells:
+                cell = state.calls[state.cells[0]]
+                own = [call for key, call in state.calls.items() if key.startswith(f"{cell.call}.")]
+                return RunCode(state.step, cell.args["code"], state.code_at, tuple(own), cell.call)
             case Phase.CODE:
                 return RunCode(state.step, state.code, state.code_at, tuple(state.calls.values()))
             case Phase.DONE:
@@ -240,9 +248,9 @@ class Machine:
         """Go on as recorded: whatever this definition would do here, a model call of that step was made, or its reply
         was run as a cell."""
         state = self.state
-        if isinstance(record, Called) or (isinstance(record, Ended) and "." not in record.call):
+        if isinstance(record, Called) or (isinstance(record, Ended) and self._is_cell(record.call)):
             if state.phase is not Phase.CODE:
-                state.step = record.step if isinstance(record, Called) else int(record.call)
+                state.step = record.step if isinstance(record, Called) else int(record.call.partition(".")[0])
                 state.phase, state.outcome, state.added, state.finished = Phase.CODE, None, (), None
             return
         if isinstance(record, Started | Ended) or (isinstance(record, Faltered) and record.call):
@@ -280,6 +288,7 @@ class Machine:
         state.attempt, state.due, state.progress = 1, 0, False
         state.failed = ()  # the model that answered stays with the turn; the others may have recovered by the next step
         state.calls, started = {}, frozenset(reply.started)  # a reply may ask for tens of thousands of calls
+        state.cells = ()
         for index, (key, call) in enumerate(state.transcript.calls.items()):
             begun = index in started  # with this record
             store = reply.store if begun else ""
@@ -303,6 +312,10 @@ class Machine:
             self._finish(BudgetSpent("calls", self._budget.calls or 0))
         else:
             state.phase = Phase.TOOLS
+        if reply.cells and state.calls:  # set also where they are not run: records may tell of more
+            state.cells, state.code_at = tuple([f"{reply.step}.{index}" for index in reply.cells]), reply.at
+            if state.phase is Phase.TOOLS and len(state.cells) == len(state.calls):
+                state.phase = Phase.CODE
 
     def _read(self, reply: Replied) -> None:
         """The reply has a cell, or nothing could be made of it."""
@@ -404,6 +417,8 @@ class Machine:
             state.idle_steps = 0 if state.progress else state.idle_steps + 1
             state.step += 1
             state.phase = Phase.AFTER_WORK
+        elif len(state.calls) == len(state.cells):
+            state.phase = Phase.CODE
 
     def _cell_called(self, record: Called) -> None:
         """A cell asked for calls. A sleep is due from here on, whoever wakes it."""
@@ -422,15 +437,21 @@ class Machine:
     def _cell_ended(self, record: Ended) -> None:
         """A call of a cell ended, or the cell itself did: it has then no calls without an outcome."""
         state = self.state
-        if "." in record.call:
+        if not self._is_cell(record.call):
             call = self._call(record.call)
             del state.calls[record.call]
             self._keep(record)
             if call.name == FINISH and isinstance(record.outcome, Ok):
                 state.finished = (record.outcome.value,)
             return
-        if state.calls:
-            raise InternalError(f"turn {state.turn_id}: its cell ended before call {next(iter(state.calls))}")
+        left = [key for key in state.calls if key not in state.cells]
+        if left or (state.cells and record.call != state.cells[0]):
+            first = [*left, *state.cells][0]
+            raise InternalError(f"turn {state.turn_id}: cell {record.call} ended before {first}")
+        if state.cells:
+            state.cells, state.finished = state.cells[1:], None
+            self._tool_ended(record)
+            return
         self._keep(record)
         ended = record.outcome
         state.code, state.idle_steps = "", 0 if isinstance(ended, Ok) else state.idle_steps + 1
@@ -440,6 +461,10 @@ class Machine:
             return
         state.step += 1
         state.phase = Phase.AFTER_WORK
+
+    def _is_cell(self, call: str) -> bool:
+        """Whether it is a cell that has this key, and no call of one."""
+        return "." not in call or call in self.state.cells
 
     def _over_budget(self, spent: BudgetSpent) -> None:
         self._finish(spent)

@@ -375,8 +375,8 @@ def _record_name(record: RecordRow) -> str:
     match record:
         case Replied(step=step):
             return f"replied {step}"
-        case Called(step=step, first=first):
-            return f"called {step}.{first}"
+        case Called(first=first):
+            return f"called {record.key}.{first}"
         case Started(call=call):
             return f"started {call}"
         case Ended(call=call):
