@@ -126,8 +126,10 @@ OF_OTHERS = ((302, 261), (203, 122), (144, 119), (142, 118), (314, 274))
 ATTRIBUTES = (
     # mode, owner, times and extended attributes
     (91, 52), (268, 53), (452, 452), (93, 55), (260, 54), (188, 5), (189, 6), (190, 7), (197, 14), (198, 15),
-    (199, 16), (463, 463), (466, 466),
+    (199, 16), (463, 463), (466, 466), (469, 469),
 )  # fmt: skip
+FLAGS = (0x6600, 0x5800, 0x7600)
+"""Families of requests to file systems (ioctl), which change flags of a file through any descriptor of it."""
 TIMES = (280, 88)
 """Of a path, or of an open file if there is no path: `touch` does the latter, to what it may open."""
 ATTRIBUTES_X86 = (90, 92, 94, 132, 235, 261)
@@ -781,7 +783,7 @@ def check_mounted(rules: Rules) -> None:
 # ---------------------------------------------------------------------- the filter of system calls
 
 LOAD, EQUAL, ANY_BIT, AT_LEAST, AND, RETURN = 0x20, 0x15, 0x45, 0x35, 0x54, 0x06
-S_ISUID, O_CREAT, O_TMPFILE = 0o4000, 0o100, 0o20000000
+RUNS_AS_ITS_OWNER, O_CREAT, O_TMPFILE = 0o6000, 0o100, 0o20000000
 ALLOW, ERRNO = 0x7FFF0000, 0x00050000
 
 
@@ -827,30 +829,39 @@ class Filter:
         self.line(ANY_BIT, NEW_ANY, 0, 1)
         self.end()
 
-    def check_terminal(self) -> None:
-        """No input for a terminal as if it were typed."""
-        self.line(EQUAL, CALLS["ioctl"][self.column], 0, 5)
+    def check_requests(self, flags: bool) -> None:
+        """No input for a terminal as if it were typed; no flags of files, unless these may be changed."""
+        families = FLAGS if flags else ()
+        self.line(EQUAL, CALLS["ioctl"][self.column], 0, 5 + (1 + len(families) if families else 0))
         self.argument(1)
-        self.line(EQUAL, TIOCSTI, 1, 0)
-        self.line(EQUAL, TIOCLINUX, 0, 1)
+        left = 2 + (1 + len(families) if families else 0)
+        for request in (TIOCSTI, TIOCLINUX):
+            left -= 1
+            self.line(EQUAL, request, left, 0 if left else 1)
+        if families:
+            self.line(AND, 0xFF00)
+            left -= 1
+            for family in families:
+                left -= 1
+                self.line(EQUAL, family, left, 0 if left else 1)
         self.end()
 
     def check_modes(self) -> None:
-        """No program that runs as its owner, for whoever finds it outside. `openat2` has its mode where no filter sees
-        it; programs go on with openat."""
+        """No program that runs as its owner or group, for whoever finds it outside. `openat2` has its mode where no
+        filter sees it; programs go on with openat."""
         self.refuse([CALLS["openat2"][self.column]], ENOSYS)
         modes = [(each[self.column], each[2]) for each in MODES] + (list(MODES_X86) if self.column == 0 else [])
         for number, argument in modes:
             self.line(EQUAL, number, 0, 4)
             self.argument(argument)
-            self.line(ANY_BIT, S_ISUID, 0, 1)
+            self.line(ANY_BIT, RUNS_AS_ITS_OWNER, 0, 1)
             self.end()
         for number, flags in ((OPENING[self.column], OPENING[2]), *([OPENING_X86] if self.column == 0 else [])):
             self.line(EQUAL, number, 0, 6)
             self.argument(flags)
             self.line(ANY_BIT, O_CREAT | O_TMPFILE, 0, 3)
             self.argument(flags + 1)
-            self.line(ANY_BIT, S_ISUID, 0, 1)
+            self.line(ANY_BIT, RUNS_AS_ITS_OWNER, 0, 1)
             self.end()
 
     def check_pairs(self) -> None:
@@ -902,7 +913,7 @@ def filter_program(column: int, rules: Rules) -> bytes:
     found.refuse([each[column] for each in REFUSED])
     found.refuse(list(REFUSED_X86) if column == 0 else [])
     found.check_clone(rules.computes)
-    found.check_terminal()
+    found.check_requests(flags=rules.how == b"landlock" and b"attributes" not in rules.accept)
     if b"unix_sockets" not in rules.accept:
         found.check_pairs()
     if rules.how == b"landlock":

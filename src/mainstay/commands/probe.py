@@ -9,15 +9,22 @@ Like the shim it runs on what the interpreter has built in, because it is part o
 
 from __future__ import annotations
 
+import _ctypes
 import _socket
+import fcntl
 import os
 import select
 
 import confine  # type: ignore[import-not-found]  # ty: ignore[import-not-found]  # its folder is on the path
 import shim  # type: ignore[import-not-found]  # ty: ignore[import-not-found]
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 SECRET = b"probe-secret"
 READING, TEMPORARY, CHANGING = "reading", "temporary files", "changing"
+GETFLAGS, SETFLAGS, NODUMP = 0x80086601, 0x40086602, 0x40
 SYS = {"x86_64": (425, 101, 56), "aarch64": (425, 117, 220)}
 """io_uring_setup, ptrace, clone."""
 
@@ -72,9 +79,61 @@ def _send_from_pair(address: bytes) -> None:
         theirs.close()
 
 
-def _make_set_user_id(path: bytes) -> None:
+def _make_with_mode(path: bytes, mode: int) -> None:
     _write(path)
-    os.chmod(path, 0o4755)
+    os.chmod(path, mode)
+    _must(os.stat(path).st_mode & mode == mode)
+
+
+def _change_flags(path: bytes) -> None:
+    """Through a descriptor that may only be read: no permission of the file is asked for."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        flags = int.from_bytes(fcntl.ioctl(fd, GETFLAGS, bytes(8)), "little")
+        fcntl.ioctl(fd, SETFLAGS, (flags ^ NODUMP).to_bytes(8, "little"))
+    finally:
+        os.close(fd)
+
+
+MMAP, READ_WRITE_RUN, PRIVATE_ANONYMOUS = 9, 7, 0x22
+SOCKET_32 = bytes.fromhex("53 b867010000 bb01000000 b901000000 31d2 cd80 5b 4898 c3")
+"""socket(AF_UNIX, SOCK_STREAM, 0) as a program for 32 bits asks for it: number 359, by interrupt 0x80."""
+
+
+def _connect_by_32_bits(address: bytes) -> None:
+    """Which a filter that looks at numbers alone takes for another call."""
+
+    def connect() -> None:
+        kernel = confine.Kernel()
+        confine.CALLS["probe"] = (MMAP, MMAP)
+        page = kernel.do("probe", 0, 4096, READ_WRITE_RUN, PRIVATE_ANONYMOUS, -1, 0)
+        itself: str = None  # type: ignore[assignment]  # ty: ignore[invalid-assignment]  # as in confine
+        copy = confine._Function(_ctypes.dlsym(_ctypes.dlopen(itself, 0), "memmove"))
+        copy(confine._Long(page), SOCKET_32, confine._Long(len(SOCKET_32)))
+        fd = confine._Function(page)()
+        _must(fd >= 0)
+        _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM, 0, fd).connect(address)
+
+    _in_child(connect)
+
+
+def _connect_by_x32(address: bytes) -> None:
+    kernel = confine.Kernel()
+    confine.CALLS["probe"] = (confine.X32 | 41, confine.X32 | 41)
+    fd = kernel.do("probe", _socket.AF_UNIX, _socket.SOCK_STREAM, 0)
+    _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM, 0, fd).connect(address)
+
+
+def _in_child(attempt: Callable[[], None]) -> None:
+    """What may end its process, or leave it unusable."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            attempt()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    _must(os.waitpid(pid, 0)[1] == 0)
 
 
 def _make_git(root: bytes) -> None:
@@ -126,7 +185,8 @@ class Target:
             "udp and dns": (_connect, inet, datagram, ("127.0.0.1", self.udp), b"question"),
             "socket in the file system": (_connect, _socket.AF_UNIX, stream, b"service.sock"),
             "datagrams to the file system": (_send_from_pair, b"datagrams.sock"),
-            "set-user-id program": (_make_set_user_id, os.environb[b"TMPDIR"] + b"/program"),
+            "set-user-id program": (_make_with_mode, os.environb[b"TMPDIR"] + b"/as-user", 0o4755),
+            "set-group-id program": (_make_with_mode, os.environb[b"TMPDIR"] + b"/as-group", 0o2755),
             "abstract socket": (_connect, _socket.AF_UNIX, stream, b"\0" + self.token),
             "io_uring": (_call, self.uring, 1, bytes(120)),
             "environment of others": (lambda: _must(SECRET in _read(proc + b"environ")),),
@@ -137,21 +197,17 @@ class Target:
             "descriptors of its parent": (os.readlink, b"/proc/%d/fd/0" % os.getppid()),
             "signals": (os.kill, self.pid, 0),
             "priority of others": (lambda: os.setpriority(os.PRIO_PROCESS, self.pid, os.getpriority(0, self.pid)),),
-            "ptrace": (_trace, self.ptrace),
+            "ptrace": (_in_child, lambda: _call(self.ptrace, 0, 0, None, None)),
             "new namespaces": (_new_namespace, self.clone),
         }
 
-
-def _trace(number: int) -> None:
-    """In a process of its own: one that asked to be traced is stopped by every signal."""
-    pid = os.fork()
-    if pid == 0:
-        try:
-            _call(number, 0, 0, None, None)
-            os._exit(0)
-        finally:
-            os._exit(1)
-    _must(os.waitpid(pid, 0)[1] == 0)
+    def possible(self) -> dict[str, tuple[object, ...]]:
+        """Attacks that need something which not every kernel, processor or file system has."""
+        return {
+            "socket by 32-bit calls": (_connect_by_32_bits, b"service.sock"),
+            "socket by x32 calls": (_connect_by_x32, b"service.sock"),
+            "flags of a file": (_change_flags, self.root + b"/.git/config"),
+        }
 
 
 def _new_namespace(clone: int) -> None:
@@ -162,11 +218,11 @@ def _new_namespace(clone: int) -> None:
     os.waitpid(pid, 0)
 
 
-def attack(base: bytes, pid: int, tcp: int, udp: int, token: bytes) -> None:
+def attack(target: Target, possible: list[str]) -> None:
     """Inside. One line for each attack, and one that says that what is granted works."""
-    target = Target(base, pid, tcp, udp, token)
     lines = []
-    for name, (function, *args) in {**target.granted(), **target.attacks()}.items():
+    more = {name: each for name, each in target.possible().items() if name in possible}
+    for name, (function, *args) in {**target.granted(), **more, **target.attacks()}.items():
         try:
             function(*args)  # type: ignore[operator]  # ty: ignore[call-non-callable]
             lines.append(f"{name}: open")
@@ -200,7 +256,9 @@ def examine(base: bytes, fields: list[bytes], python: list[bytes]) -> None:
     victim, ready = _victim(token)
     here = os.fsencode(os.path.dirname(os.path.abspath(__file__)))
     ports = [b"%d" % each.getsockname()[1] for each in (tcp, udp)]
-    argv = [*python, b"-c", _ATTACK, here, base, b"%d" % victim, *ports, token]
+    target = Target(base, victim, 0, 0, token)
+    possible = [name for name, (function, *args) in target.possible().items() if _works(function, args)]
+    argv = [*python, b"-c", _ATTACK, here, base, b"%d" % victim, *ports, token, ",".join(possible).encode()]
     try:
         os.write(1, run(base, fields, argv, udp))
     finally:
@@ -212,8 +270,17 @@ _ATTACK = b"""
 import os, sys
 sys.path.append(sys.argv[1])
 import probe
-probe.attack(os.fsencode(sys.argv[2]), *map(int, sys.argv[3:6]), os.fsencode(sys.argv[6]))
+target = probe.Target(os.fsencode(sys.argv[2]), *map(int, sys.argv[3:6]), os.fsencode(sys.argv[6]))
+probe.attack(target, sys.argv[7].split(","))
 """
+
+
+def _works(function: object, args: list[object]) -> bool:
+    try:
+        _in_child(lambda: function(*args))  # type: ignore[operator]  # ty: ignore[call-non-callable]
+    except OSError:
+        return False
+    return True
 
 
 def _victim(token: bytes) -> tuple[int, int]:
