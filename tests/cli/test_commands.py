@@ -19,6 +19,7 @@ from mainstay import Agent, Runtime, ToolCall, ToolContext, tool
 from mainstay.cli.commands import command_end, notes_of
 from mainstay.cli.doctor import examine_processes
 from mainstay.cli.processes import progress_text
+from mainstay.commands.sandbox import IMPLEMENTATIONS, counts_processes, examine
 from mainstay.model.monitor import OutputCursor
 from mainstay.model.process import ProcessRecord, ProcessRow, Registration
 from mainstay.model.write import Register
@@ -255,6 +256,18 @@ def test_doctor_says_what_ends_commands_besides_us(cgroup: str, container: bool,
 
     assert len(notes) == len(words)
     assert all(word in note for word, note in zip(words, notes, strict=True))
+
+
+def test_doctor_names_what_confines_commands_in_a_line(store: Path) -> None:
+    begun(store, "true")
+    found = shell_json("doctor", store=store)["sandbox"]
+    printed = " ".join(shell("doctor", store=store).stdout.split())
+    chosen = next((how for how in IMPLEMENTATIONS if not examine(how).refused), None)
+    uncounted = chosen is not None and not counts_processes(chosen)
+
+    assert found["used"] == chosen
+    assert ("a limit on processes is not enforced" in found["open"]) == uncounted
+    assert (f"commands are confined by {chosen}" if chosen else "nothing confines commands here") in printed
 
 
 def test_doctor_tells_what_confines_commands_here() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Generator, Iterable
@@ -30,7 +31,7 @@ from mainstay.cli.host import (
 from mainstay.cli.processes import listed, state_of
 from mainstay.cli.render import ago, complain, console, heading, plural, print_json, size, span, table, text_line
 from mainstay.cli.run import load_agent
-from mainstay.cli.sandbox import report_sandbox
+from mainstay.cli.sandbox import Confining, confining, report_sandbox
 from mainstay.engine.journal import load
 from mainstay.engine.waits import asked
 from mainstay.errors import BlobMissing, MainstayError, StoreError
@@ -338,6 +339,7 @@ class Health(Struct):
     checked: int | None = None
     suspects: dict[str, str] = {}
     models: list[ModelState] = []
+    sandbox: Confining | None = None
 
 
 def doctor(
@@ -357,7 +359,7 @@ def doctor(
     """Check a store: its health, its workers, its open turns and processes, and what needs a person.
 
     With agents, also whether their models can be asked from here: extras, keys and addresses. Nothing is asked of them,
-    and no key is shown. With --sandbox, only what confines commands on this machine, as this user: no store is needed.
+    and no key is shown. With --sandbox, all about what confines commands on this machine, as this user, and no store.
 
     Exit codes: 0 all is well, 1 something needs a person, 2 there is no such store.
     """
@@ -374,6 +376,7 @@ def doctor(
                 health = await examine(opened, deep)
                 health.models, needs = await examine_models(opened, given)
                 health.needs += needs
+            health.sandbox = await asyncio.to_thread(confining)
         except StoreError as error:
             # The file itself is the patient: the typed error says what to do with it.
             if json:
@@ -615,6 +618,7 @@ def _as_json(health: Health) -> dict[str, Any]:
         "live_processes": health.processes.states,
         "wakes": health.processes.wakes,
         "commands": health_json(health.processes.commands),
+        "sandbox": msgspec.to_builtins(health.sandbox),
         "nodes": facts.nodes,
         "blobs": facts.blobs,
         "shared": list(facts.shared),
@@ -639,6 +643,8 @@ def _print(health: Health) -> None:
     text_line(out, f"  {', '.join(counts)}")
     _print_processes(out, health.processes)
     _print_commands(out, health.processes.commands)
+    if health.sandbox is not None:
+        text_line(out, f"  {health.sandbox.line}")
     if health.checked is not None:
         checked = plural(health.checked, "record") if not facts.processes else f"{health.checked:,} records and events"
         text_line(out, f"  checked: every page, {checked}, and the blobs they refer to")
