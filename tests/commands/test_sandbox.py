@@ -300,6 +300,23 @@ async def test_other_jobs_and_its_own_folder_are_out_of_reach(commands: Commands
     assert other.status() is not None
 
 
+PRIVILEGES = """
+import ctypes
+prctl = ctypes.CDLL(None).prctl
+print(prctl(39, 0, 0, 0, 0), [number for number in range(64) if prctl(23, number, 0, 0, 0) == 1])
+header, data = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+print(ctypes.CDLL(None).capget(header, data), list(data))
+"""
+"""Whether there can be new privileges, the capabilities that a program could have, and those that this one has."""
+
+
+async def test_no_privileges_are_left(commands: Commands, options: dict[str, Any]) -> None:
+    job = await commands.start(sys.executable, "-I", "-c", PRIVILEGES, **options)
+    await ended(job)
+
+    assert printed(job) == "1 []\n0 [0, 0, 0, 0, 0, 0]\n"
+
+
 async def test_limits_hold(commands: Commands, options: dict[str, Any]) -> None:
     limited = replace(options["sandbox"], limits=SandboxLimits(memory=1 << 30, file_size=1000))
     options = {**options, "sandbox": limited}
