@@ -460,8 +460,8 @@ class Author:
         return self._random.choice([(), (), (), (), (), (self._random.choice(DIGESTS),), (MISSING,)])
 
     def _dump(self, at: int) -> Dump | None:
-        chosen = self._random.choice([None, None, b"", b"state %d" % at, *DIGESTS, MISSING])
-        return Dump(digest=chosen) if isinstance(chosen, str) else None if chosen is None else Dump(chosen)
+        state, blob, missing = Dump(b"state %d" % at), Dump(digest=DIGESTS[at % 3]), Dump(digest=MISSING)
+        return (None, Dump(), None, state, None, blob, missing)[at % 7]
 
     async def _about_a_session(self, store: MemoryStore, at: int) -> Write[Any]:
         pick = self._random.choice
