@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -202,7 +203,7 @@ from mainstay.codemode.monty import MontyExecutor
 from mainstay.model.code import CodeLimits
 
 async def main():
-    executor = MontyExecutor(key=bytes(32), workers=1, limits=CodeLimits(seconds=2))
+    executor = MontyExecutor(key=bytes(32), workers=1, limits=CodeLimits(seconds=3600))
     repl = await executor.open()
     running = asyncio.create_task(repl.begin("while True:\\n    pass", [], at=1, seed="s", check=False))
     found = []
@@ -219,7 +220,9 @@ asyncio.run(main())
 
 @pytest.mark.kill
 async def test_a_worker_ends_with_a_host_that_is_killed() -> None:
-    """At the latest when its cell reaches its time limit: code that never stops does not hear of it before."""
+    """Its cell never stops, and would run for an hour: the kernel kills it with the thread that started it."""
+    if sys.platform != "linux" or shutil.which("setpriv") is None:
+        pytest.skip("nothing here tells a worker that its host is gone")
     host = subprocess.Popen([sys.executable, "-c", HOST], stdout=subprocess.PIPE, text=True)
     assert host.stdout is not None
     workers = [int(pid) for pid in (await asyncio.to_thread(host.stdout.readline)).split()]

@@ -24,7 +24,7 @@ from mainstay.codemode import worker as blocking
 from mainstay.codemode.check import LONGEST, judge, read_cell
 from mainstay.codemode.dumps import CellState, Dump, DumpHeader, fitting, seal, unseal
 from mainstay.codemode.stubs import Functions, shown
-from mainstay.codemode.worker import Cell, Checker, Worker
+from mainstay.codemode.worker import Cell, Checker, Program, Worker
 from mainstay.errors import DumpRefused, InternalError, MissingExtra, RuntimeClosed
 from mainstay.model.code import (
     CellEnd,
@@ -88,6 +88,7 @@ class MontyExecutor:
         self._most = workers or max(2, os.cpu_count() or 2)
         self._threads = ThreadPoolExecutor(self._most + 1, thread_name_prefix="mainstay-code")
         self._pool: monty.Monty | None = None
+        self._program: Program | None = None
         self._starting: asyncio.Task[monty.Monty] | None = None
         self._checker = Checker()
         self._checking = asyncio.Lock()
@@ -173,6 +174,8 @@ class MontyExecutor:
             await self.in_thread(self._checker.close)
         if self._pool is not None:
             await self.in_thread(self._pool.__exit__, None, None, None)
+        if self._program is not None:
+            self._program.close()
         self._threads.shutdown(wait=True)
 
     # ------------------------------------------------------------------ threads and workers
@@ -206,7 +209,9 @@ class MontyExecutor:
         return await asyncio.shield(self._starting)
 
     async def _start(self) -> monty.Monty:
+        program = self._program = await self.in_thread(Program)
         pool = monty.Monty(
+            binary_path=program.path,
             min_processes=1,
             max_processes=self._most,
             request_timeout=self._limits.seconds + 10,

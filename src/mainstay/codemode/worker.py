@@ -19,7 +19,10 @@ import hashlib
 import os
 import re
 import secrets
+import shlex
+import shutil
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -56,6 +59,7 @@ if sys.platform == "linux":
 
 try:
     import pydantic_monty as monty
+    from pydantic_monty._binary import find_monty_binary
 except ImportError:  # the classes below are refused before they are used
     raise MissingExtra("code mode", "mainstay[code]") from None
 
@@ -91,6 +95,39 @@ _EXCEPTIONS: dict[RaiseKind, str] = {
 
 Snapshot: TypeAlias = monty.SyncSnapshot
 Future: Any = {"future": ...}
+
+
+class Program:
+    """Monty's program, as it is started here: on Linux, so that it is killed with the thread that started it.
+
+    A worker hears of its host's death when it next reads from its pipe, which code that computes does not do. The
+    kernel kills it at once (PR_SET_PDEATHSIG), if it is asked to by the worker itself: by a script, in memory, that
+    ends as the program. The threads of an executor live as long as its workers. Where that does not work, for want of
+    `setpriv` or of memory that may be executed, workers end at the time limit of their cell.
+    """
+
+    def __init__(self) -> None:
+        self.path: str | None = None
+        self._script: int | None = None
+        tool = shutil.which("setpriv")
+        if sys.platform != "linux" or tool is None:
+            return
+        try:
+            program = shlex.quote(find_monty_binary())
+            self._script = os.memfd_create("mainstay-monty", os.MFD_CLOEXEC)
+            # Some shells add variables to an environment that is empty.
+            script = f'#!/bin/sh\nunset PWD OLDPWD SHLVL _\nexec {tool} --pdeathsig KILL -- {program} "$@"\n'
+            os.write(self._script, script.encode())
+            path = f"/proc/{os.getpid()}/fd/{self._script}"
+            tried = subprocess.run([path, "--version"], env={}, capture_output=True, timeout=10, check=False)
+            self.path = path if tried.returncode == 0 else None
+        except (OSError, subprocess.SubprocessError):
+            pass
+
+    def close(self) -> None:
+        script, self._script = self._script, None
+        if script is not None:
+            os.close(script)
 
 
 class Worker:
