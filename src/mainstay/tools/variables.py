@@ -210,7 +210,7 @@ class Variables:
         try:
             await self._run_again(run, repl, cells)
             return Kept(repl, mark)
-        except BaseException as error:
+        except BaseException as error:  # also a cancel: what is half made is of no use
             await repl.close()
             if not isinstance(error, Lost | Diverged):
                 raise
