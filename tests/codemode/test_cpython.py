@@ -9,16 +9,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from mainstay.codemode.cpython import CPythonExecutor, check_cpython
+from mainstay.commands.bound import PipedCommands
+from mainstay.commands.engine import CommandEngine
+from mainstay.commands.sandbox import IMPLEMENTATIONS, Sandbox
 from mainstay.errors import CommandsUnavailable, DumpRefused, InvalidDefinition, RuntimeClosed
 from mainstay.model.code import CellEnd, CodeLimits, CPython, Given, Paused
-from mainstay.model.command import Command
+from mainstay.model.command import Command, CommandSettings
+from mainstay.model.sandbox import Implementation
 from mainstay.ports.bound import BoundCommand
 from mainstay.ports.code import Repl
+from mainstay.stores import open_store
 from tests.codemode.kit import AT, TOOLS, cpython, run
 from tests.codemode.programs import PROGRAMS, answer, chosen
 from tests.codemode.programs import TOOLS as PROGRAM_TOOLS
+from tests.commands.conftest import require
 from tests.kit import SOON
 
 
@@ -230,23 +237,71 @@ async def test_a_call_that_code_forges_is_a_call_like_any_other(repl: Repl) -> N
     await repl.rollback()
 
 
-async def test_floods_and_silence_end_at_the_limits() -> None:
-    limits = CodeLimits(seconds=2.0, output=10_000, calls=50, memory=64_000_000)
-    cases = {
-        f'{DRIVER}while True:\n    driver._put(b\'{{"kind":"print","text":"tea"}}\\n\')': "output",
-        f"{DRIVER}n = 0\nwhile True:\n    search('a')": "calls",
-        f"{DRIVER}driver.receive()": "time",
-        f"{DRIVER}driver._put(b'{{')\nwhile True:\n    pass": "time",
-        "import signal, os\nsignal.pthread_sigmask(signal.SIG_BLOCK, range(1, 60))\nwhile True:\n    pass": "time",
-        "import re\nre.match('(a+)+$', 'a' * 5000 + 'b')": "time",
-        "big = []\nwhile True:\n    big.append('x' * 1_000_000)": "memory",
-    }
-    async with cpython(limits=limits, workers=len(cases)) as executor:
-        repls = [await executor.open() for _ in cases]
-        ran = await asyncio.gather(*[run(repl, code, check=False) for repl, code in zip(repls, cases, strict=True)])
+FLOODS = {
+    f'{DRIVER}while True:\n    driver._put(b\'{{"kind":"print","text":"tea"}}\\n\')': "output",
+    f"{DRIVER}while True:\n    search('a')": "calls",
+    "big = []\nwhile True:\n    big.append('x' * 1_000_000)": "memory",
+}
+SILENCES = [
+    f"{DRIVER}driver.receive()",
+    f"{DRIVER}driver._put(b'{{')\nwhile True:\n    pass",
+    "import signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, range(1, 60))\nwhile True:\n    pass",
+    "import re\nre.match('(a+)+$', 'a' * 5000 + 'b')",
+]
 
-    found = [each.end.error for each in ran]
-    assert [(error.which, error.rolled_back) for error in found if error] == [(which, True) for which in cases.values()]
+
+async def test_floods_end_at_the_limits() -> None:
+    assert await _reached(CodeLimits(output=10_000, calls=50, memory=64_000_000), list(FLOODS)) == list(FLOODS.values())
+
+
+async def test_silence_ends_when_the_time_is_over() -> None:
+    assert await _reached(CodeLimits(seconds=0.5), SILENCES) == ["time"] * len(SILENCES)
+
+
+async def _reached(limits: CodeLimits, codes: list[str]) -> list[str]:
+    """The limits that these cells reach, each in a REPL of its own."""
+    async with cpython(limits=limits, workers=len(codes)) as executor:
+        repls = [await executor.open() for _ in codes]
+        ran = await asyncio.gather(*[run(repl, code, check=False) for repl, code in zip(repls, codes, strict=True)])
+    return [each.end.error.which for each in ran if each.end.error is not None and each.end.error.rolled_back]
+
+
+# Every sandbox
+
+
+class Confining:
+    """What bound commands need of the engine of commands, with one sandbox to choose from."""
+
+    def __init__(self, engine: CommandEngine, how: Implementation) -> None:
+        self._engine = engine
+        self._sandbox = Sandbox(engine.bound_jobs, None, [how])
+        self.store, self.spawner, self.bound_jobs = engine.store, engine.spawner, engine.bound_jobs
+        self.environment_of = engine.environment_of
+
+    async def confined(self, command: Command) -> tuple[Command, list[bytes]]:
+        assert command.sandbox is not None
+        chosen = await asyncio.to_thread(self._sandbox.choose, command.sandbox)
+        return replace(command, sandbox=chosen), self._sandbox.rules(chosen)
+
+
+@pytest.mark.parametrize("how", IMPLEMENTATIONS)
+async def test_cells_run_in_every_sandbox(how: Implementation, monkeypatch: pytest.MonkeyPatch) -> None:
+    require(how, monkeypatch)
+    store = open_store("memory")
+    await store.open()
+    engine = CommandEngine(store, CommandSettings())
+    executor = CPythonExecutor(PipedCommands(Confining(engine, how)), CPython(limits=CodeLimits(memory=50_000_000)))
+    repl = await executor.open()
+    ran = await run(repl, "x = [await search(word) for word in 'ab']\nx")
+    full = await run(repl, "y = 'x' * 60_000_000")
+    again = await run(repl, "x")
+    await executor.aclose()
+    await engine.close()
+    await store.close()
+
+    assert ran.end.value == again.end.value == "['search0', 'search1']"
+    assert full.end.error is not None
+    assert full.end.error.which == "memory"
 
 
 # The language and its library

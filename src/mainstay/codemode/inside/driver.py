@@ -660,17 +660,18 @@ def _address_space(most: int) -> int:
     try:
         with open("/proc/self/statm", "rb") as file:
             return int(file.read().split()[0]) * resource.getpagesize()
-    except OSError:  # no /proc: find the lowest limit under which there is one more page
-        low, high = 0, 1 << 34
+    except OSError:  # no /proc: what is left is the largest mapping that there is room for, and never touched
+        room = 1 << 36 if most == resource.RLIM_INFINITY else most
+        resource.setrlimit(resource.RLIMIT_AS, (room, most))
+        low, high = 0, room
         while high - low > 1 << 16:
             middle = (low + high) // 2
-            resource.setrlimit(resource.RLIMIT_AS, (middle, most))
             try:
-                mmap.mmap(-1, resource.getpagesize()).close()
-                high = middle
-            except (OSError, MemoryError):
+                mmap.mmap(-1, middle, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=mmap.PROT_READ).close()
                 low = middle
-        return high
+            except OSError:
+                high = middle
+        return room - low
 
 
 def take_pipes() -> tuple[int, int]:
