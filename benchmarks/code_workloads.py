@@ -10,7 +10,7 @@ from workload import Sample, median
 
 from mainstay import Agent, Runtime, ToolCall, tool
 from mainstay.codemode.monty import MontyExecutor
-from mainstay.model.code import CellEnd, Given, Paused
+from mainstay.model.code import CellEnd, CPython, Given, Paused
 from mainstay.model.llm import ModelRequest
 from mainstay.testing import FunctionModel
 
@@ -25,7 +25,12 @@ async def search(query: str) -> str:
 
 
 async def wm(params: Sample) -> Sample:
-    what: dict[str, Callable[[Sample], Awaitable[Sample]]] = {"cells": _cells, "resume": _resume, "idle": _idle}
+    what: dict[str, Callable[[Sample], Awaitable[Sample]]] = {
+        "cells": _cells,
+        "resume": _resume,
+        "idle": _idle,
+        "cpython": _cpython,
+    }
     return await what[params["what"]](params)
 
 
@@ -73,6 +78,42 @@ async def _cells(params: Sample) -> Sample:
         "above_wall_ms": median(wall["cell"]) - median(wall["call"]),
         "loop_cpu_ms": median(cpu["loop"]),
         "calls_cpu_ms": median(cpu["calls"]),
+    }
+
+
+async def _cpython(params: Sample) -> Sample:
+    """A turn with one call from a cell of CPython against the same tool call, in sessions that go on, so that the
+    process of the REPL is there; and the first such turn of a session, which begins it. Medians."""
+
+    def model(first: str | list[ToolCall]) -> FunctionModel:
+        return FunctionModel(lambda request: first if request.messages[-1].text == "go" else "done")
+
+    fence = _fence("x = await search('tea')")
+    agents = [
+        Agent(model([ToolCall(name="search", args={"query": "tea"})]), name="call", tools=[search]),
+        Agent(model(fence), name="cell", tools=[search], mode="code", code=CPython()),
+    ]
+    cpu: dict[str, list[float]] = {"call": [], "cell": []}
+    wall: dict[str, list[float]] = {"call": [], "cell": [], "first": []}
+    async with Runtime(f"{params['dir']}/agent.db", agents=agents) as runtime:
+        sessions = {each.name: await runtime.session(each.name, agent=each.name) for each in agents}
+        for session in sessions.values():
+            await session.run("go")
+        for _ in range(params["times"]):
+            for name, session in sessions.items():
+                began, spent = time.perf_counter(), time.process_time()
+                await session.run("go")
+                cpu[name].append((time.process_time() - spent) * 1000)
+                wall[name].append((time.perf_counter() - began) * 1000)
+        for number in range(max(params["times"] // 6, 2)):
+            session = await runtime.session(f"first{number}", agent="cell")
+            began = time.perf_counter()
+            await session.run("go")
+            wall["first"].append((time.perf_counter() - began) * 1000)
+    return {
+        "above_cpu_ms": median(cpu["cell"]) - median(cpu["call"]),
+        "above_wall_ms": median(wall["cell"]) - median(wall["call"]),
+        "first_ms": median(wall["first"]),
     }
 
 

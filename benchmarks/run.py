@@ -98,6 +98,7 @@ ROWS = (
     Row("wmc", {"what": "cells", "times": 60}, disk=True, rounds=3, quick={"times": 10}),
     Row("wmr", {"what": "resume", "times": 30}, rounds=3, quick={"times": 5}),
     Row("wmi", {"what": "idle", "sessions": 200}, quick={"sessions": 50}),
+    Row("wmp", {"what": "cpython", "times": 60}, disk=True, rounds=3, quick={"times": 10}),
     Row("whs", {"what": "streams", "repeats": 5}, http=True, rounds=3, quick={"repeats": 2}),
     Row("wht", {"what": "turns", "turns": 20, "rounds": 10}, http=True, rounds=3, quick={"rounds": 3}),
     Row("whb", {"what": "building", "messages": 1000}, http=True, rounds=3, quick={"messages": 200}),

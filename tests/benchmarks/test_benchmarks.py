@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from mainstay.commands.sandbox import IMPLEMENTATIONS, examine
+from tests.codemode.kit import require_sandbox
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
@@ -267,11 +268,20 @@ def test_the_chart_is_a_picture_with_ours_first(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "params", [{"what": "cells", "times": 1}, {"what": "resume", "times": 1}, {"what": "idle", "sessions": 3}]
+    "params",
+    [
+        {"what": "cells", "times": 1},
+        {"what": "resume", "times": 1},
+        {"what": "idle", "sessions": 3},
+        {"what": "cpython", "times": 1},
+    ],
 )
 def test_wm_runs_cells_resumes_one_and_holds_no_worker(tmp_path: Path, params: dict[str, Any]) -> None:
+    if params["what"] == "cpython":
+        require_sandbox()
     found = sample(tmp_path, "wm", {**params, "dir": str(tmp_path)})
 
     assert found.get("workers", 0) == 0
     assert found.get("loop_cpu_ms", 1) > 0
     assert found.get("held_kb", 0) < 64
+    assert found.get("first_ms", 1) > 0

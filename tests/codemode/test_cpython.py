@@ -273,10 +273,14 @@ class Confining:
     """What bound commands need of the engine of commands, with one sandbox to choose from."""
 
     def __init__(self, engine: CommandEngine, how: Implementation) -> None:
-        self._engine = engine
+        self._engine, self.store, self.spawner = engine, engine.store, engine.spawner
         self._sandbox = Sandbox(engine.bound_jobs, None, [how])
-        self.store, self.spawner, self.bound_jobs = engine.store, engine.spawner, engine.bound_jobs
-        self.environment_of = engine.environment_of
+
+    def bound_jobs(self) -> Path:
+        return self._engine.bound_jobs()
+
+    def environment_of(self, command: Command, values: Mapping[str, str]) -> dict[str, str]:
+        return self._engine.environment_of(command, values)
 
     async def confined(self, command: Command) -> tuple[Command, list[bytes]]:
         assert command.sandbox is not None
