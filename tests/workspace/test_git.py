@@ -282,16 +282,25 @@ async def test_no_repository_has_a_program_run(model: Conversation, work: Path, 
     assert isinstance(answer, dict) or name == "fetch of missing objects"
 
 
-async def test_variables_of_git_are_not_passed_on(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "value", "operation"),
+    [("GIT_EXTERNAL_DIFF", "{mark}", "diff"), ("GIT_CONFIG_PARAMETERS", "'core.fsmonitor={mark}'", "status")],
+)
+async def test_variables_of_git_are_not_passed_on(
+    work: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str, operation: str
+) -> None:
     ran, mark = work / "ran", work / "mark"  # where a confined command may write and run, too
     mark.write_text(f"#!/bin/sh\necho ran >> '{ran}'\n")
     mark.chmod(0o755)
-    monkeypatch.setenv("GIT_EXTERNAL_DIFF", str(mark))
-    settings = CommandSettings(inherit=("GIT_EXTERNAL_DIFF",))
+    monkeypatch.setenv(name, value.format(mark=mark))
+    subprocess.run(["git", operation], cwd=work, env={**ENV, name: os.environ[name]}, capture_output=True, check=False)
+    succeeded = ran.exists()
+    ran.unlink(missing_ok=True)
     found = Conversation(Workspace([work], unsandboxed=True).tools(commands=True))
-    async with Runtime("memory", agents=[found.agent], commands=settings) as runtime:
+    async with Runtime("memory", agents=[found.agent], commands=CommandSettings(inherit=(name,))) as runtime:
         found.session = await runtime.session("s")
-        answer = await found.call("git", operation="diff")
+        answer = await found.call("git", operation=operation)
 
-    assert "+one more" in answer["output"]
+    assert succeeded, "git itself runs it, or this test proves nothing"
+    assert "a.txt" in answer["output"]
     assert not ran.exists()
