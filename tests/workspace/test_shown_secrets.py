@@ -272,6 +272,14 @@ def test_what_may_run_is_never_hidden_from_a_plugin_that_guards(line: str) -> No
     assert "rm" in Marks(b"key").hide(line)
 
 
+@pytest.mark.parametrize("piece", ["x", "a-", "eyJ-", "token-", "token=a ", "a://", "://:", "sk-a-", "-----BEGIN "])
+def test_a_long_text_takes_no_time_by_the_square_of_its_length(piece: str) -> None:
+    """It would not end while anybody waits, and nothing else would go on meanwhile."""
+    marks, text = Marks(b"key"), piece * (150_000 // len(piece))
+
+    assert marks.restore(marks.hide(text)) == text
+
+
 @pytest.mark.parametrize(
     ("argv", "secret"),
     [

@@ -15,34 +15,37 @@ from typing import Any
 
 SHORTEST_SECRET = 4
 
-NAMED = (
-    r"[A-Za-z0-9_-]{0,64}(?:passw(?:or)?d|passphrase|secret|token|api[_-]?key|access[_-]?key|private[_-]?key|credentials?)"
+WORDS = (
+    r"(?:passw(?:or)?d|passphrase|secret|token|api[_-]?key|access[_-]?key|private[_-]?key|credentials?)"
     r"[A-Za-z0-9_-]{0,64}"
 )
+NAMED = rf"[A-Za-z0-9_-]{{0,64}}{WORDS}"
 MIXED = r"(?=\S*[0-9])(?=\S*[A-Z])(?=\S*[a-z])"
 """Of a line of a private key: the path of a program seldom has all of them."""
 VALUE = r"(?:'(?P<single>[^']+)'|\"(?P<double>[^\"]+)\"|(?P<secret>[^\s\"'&;,]+))"
 LONG_OPTION = re.compile(rf"(?i)--{NAMED}")
 SECRETS = (
-    re.compile(rf"(?i)(?P<before>(?<![A-Za-z0-9_]){NAMED}[\"']?(?:=|[ \t]+=[ \t]*|[ \t]*:[ \t]*)){VALUE}"),
+    re.compile(rf"(?i)(?P<before>{WORDS}[\"']?(?:=|[ \t]+=[ \t]*|[ \t]*:[ \t]*)){VALUE}"),
     re.compile(rf"(?i)(?P<before>(?<!\S)--?{NAMED}[ \t]+){VALUE}"),
     re.compile(r"(?P<before>\bmysql\w{0,20}\b[^;|&\n]{0,200}?[ \t]-p)(?P<secret>[^\s\"']+)"),
-    re.compile(r"(?P<before>[A-Za-z][A-Za-z0-9+.-]*://[^\s/@:\"']*:)(?P<secret>[^\s/@\"']+)(?=@)"),
-    re.compile(r"(?P<before>[A-Za-z][A-Za-z0-9+.-]*://)(?P<secret>[^\s/@:\"']{16,})(?=@)"),
+    re.compile(r"(?P<before>[A-Za-z0-9]://[^\s/@:\"']{0,256}:)(?P<secret>[^\s/@\"']{1,1024})(?=@)"),
+    re.compile(r"(?P<before>[A-Za-z0-9]://)(?P<secret>[^\s/@:\"']{16,1024})(?=@)"),
     re.compile(r"(?i)(?P<before>(?:[:=][ \t]*|[\"'])(?:bearer|basic|digest)[ \t]+)(?P<secret>[A-Za-z0-9+/=._~-]{8,})"),
     re.compile(r"(?P<before>(?:^|\s)-u[ \t]*[\"']?[^\s:\"']+:)(?P<secret>[^\s\"']+)"),
     re.compile(
         r"(?P<before>)(?P<secret>\b(?:sk|pk|rk)[-_](?:[A-Za-z0-9]{1,40}[-_]){0,6}[A-Za-z0-9]{16,}|\bgh[opusr]_[A-Za-z0-9]{20,}"
         r"|\bgithub_pat_\w{20,}|\bglpat-[\w-]{16,}|\bxox[abprs]-[\w-]{10,}|\b(?:AKIA|ASIA)[0-9A-Z]{16}\b|\bAIza[\w-]{30,}"
-        r"|\bnpm_[A-Za-z0-9]{30,}|\bpypi-[\w-]{30,}|\bhf_[A-Za-z0-9]{20,}|\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*)"
+        r"|\bnpm_[A-Za-z0-9]{30,}|\bpypi-[\w-]{30,}|\bhf_[A-Za-z0-9]{20,}|(?<![\w-])eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*)"
     ),
     re.compile(
         r"(?P<before>-----BEGIN [A-Z ]*PRIVATE KEY-----(?:\\n|\s)*)"
         rf"(?P<secret>(?:{MIXED}[A-Za-z0-9+/]{{32,}}(?:\\n|\s)+)*(?:{MIXED}[A-Za-z0-9+/]{{16,}}=*|[A-Za-z0-9+/]+=+))"
     ),
 )
-"""Where a secret is in a text. `before` stays as it is."""
+"""Where a secret is in a text. `before` stays as it is. None takes time by the square of a text's length: what comes
+before a word that decides is bounded, or cannot begin in the middle of itself."""
 
+MARK = re.compile(r"<secret [0-9a-f]{12}>")
 SYNTAX = re.compile(r"[`;|&()<>\n]|\$\{")
 """What may begin another command in a shell, whatever quotes are around it."""
 
@@ -58,7 +61,7 @@ class Marks:
 
     def mark(self, secret: str) -> str:
         """What is shown in place of a secret."""
-        digest = hmac.new(self._key, secret.encode(errors="surrogatepass"), "sha256").hexdigest()
+        digest = hmac.digest(self._key, secret.encode(errors="surrogatepass"), "sha256").hex()
         found = f"<secret {digest[:12]}>"
         self._secrets[found] = secret
         return found
@@ -100,9 +103,7 @@ class Marks:
     def restore(self, value: Any) -> Any:
         """A JSON value with the secrets in the place of their marks."""
         if isinstance(value, str):
-            for mark, secret in self._secrets.items():
-                value = value.replace(mark, secret)
-            return value
+            return MARK.sub(lambda found: self._secrets.get(found[0], found[0]), value)
         if isinstance(value, list):
             return [self.restore(each) for each in value]
         if isinstance(value, dict):
