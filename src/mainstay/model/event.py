@@ -91,6 +91,22 @@ class ToolFinished(LiveEvent, frozen=True, gc=False, tag="tool_finished"):
     outcome: ToolOutcome | None = None
 
 
+class CellStarted(LiveEvent, frozen=True, gc=False, tag="cell_started"):
+    """Code that the model wrote is run. The ids of its calls begin with `cell_id`. `resumed`: it goes on, after a crash
+    or a wait, from what is recorded of it."""
+
+    cell_id: str = ""
+    code: str = ""
+    resumed: bool = False
+
+
+class CellFinished(LiveEvent, frozen=True, gc=False, tag="cell_finished"):
+    """The code has ended. `outcome` holds what the model is told."""
+
+    cell_id: str = ""
+    outcome: ToolOutcome | None = None
+
+
 class WaitingFor(LiveEvent, frozen=True, gc=False, tag="waiting_for"):
     """The turn parks until these are answered."""
 
@@ -150,6 +166,8 @@ AnyEvent: TypeAlias = (
     | ToolStarted
     | ToolProgress
     | ToolFinished
+    | CellStarted
+    | CellFinished
     | WaitingFor
     | InputDelivered
     | TurnCommitted

@@ -17,6 +17,7 @@ found again, and how variables are had without it, is `tools/variables.py`.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
 
@@ -34,9 +35,11 @@ from mainstay.model.code import (
     CellEnd,
     CodeCall,
     CodeStep,
+    Variable,
 )
-from mainstay.model.codec import clean, encode, model_text
+from mainstay.model.codec import clean, encode, error_text, model_text
 from mainstay.model.effect import AskedCall, RunCode
+from mainstay.model.event import CellFinished, CellStarted
 from mainstay.model.message import ToolCall
 from mainstay.model.protocol import Reading
 from mainstay.model.record import Called, Ended
@@ -50,6 +53,8 @@ from mainstay.tools.dialogue import AFTER_UNKNOWN, Dialogue, Diverged
 from mainstay.tools.dispatcher import Dispatcher, Round
 from mainstay.tools.output import AttemptResult, OutputRules, returned
 from mainstay.tools.variables import Kept, Mark, Past, Saved, Variables, begin, encode_saved, mark_of
+
+log = logging.getLogger("mainstay.tools")
 
 MOST_CALLS = 10_000
 """Calls that the cells of one turn may make."""
@@ -78,8 +83,28 @@ class Cells:
     """Handles RunCode for every turn of a Runtime."""
 
     def __init__(self, dispatcher: Dispatcher, past: Past) -> None:
-        self.dispatcher = dispatcher
+        self.dispatcher, self._past = dispatcher, past
         self.variables = Variables(dispatcher.store, dispatcher.clock, past)
+
+    async def list_variables(self, run: Run) -> list[Variable]:
+        """What the cells of a session have bound, while none runs. Types are "" where they could not be had."""
+        executor: Executor | None = run.agent.executor
+        if executor is None:
+            return []
+        earlier, next_one = effective(_own_cells(run)), Cell(run.scope.turn, "", "", 0, sid=run.scope.sid)
+        if not earlier and not effective(await self._past(run, 0)):
+            return []
+        kept = await run.control.guard(self.variables.find(run, executor, next_one, earlier))
+        try:
+            return [] if kept.fresh else await run.control.guard(kept.repl.variables())
+        except Exception as error:  # whatever took the worker: the next cell has its variables, or says what it lost
+            log.warning("the variables of %s cannot be listed: %s", run.turn_id, error_text(error))
+            return [Variable(name, "") for name in kept.repl.names]
+        finally:
+            if kept.fresh:
+                await kept.repl.close()
+            else:
+                await self.variables.keep(run.scope.session_id, Kept(kept.repl, kept.mark))
 
     async def run(self, run: Run, effect: RunCode) -> Parked | None:
         """Run a cell until it has ended, or waits for nothing but answers from outside."""
@@ -154,9 +179,7 @@ class Running:
     def __init__(self, cells: Cells, executor: Executor, run: Run, effect: RunCode) -> None:
         self._cells, self._executor, self._run, self._effect = cells, executor, run, effect
         self._shared, self._clock = cells.dispatcher, cells.dispatcher.clock
-        found, key = cells_of(run.scope.turn, run.records), effect.cell or str(effect.step)
-        for each in found:
-            each.sid = run.scope.sid
+        found, key = _own_cells(run), effect.cell or str(effect.step)
         own = found.pop() if found and found[-1].key == key else None
         self._cell = own or Cell(run.scope.turn, key, effect.code, effect.at, sid=run.scope.sid)
         self._earlier = effective(found)
@@ -175,6 +198,8 @@ class Running:
 
     async def work(self) -> Parked | None:
         run, effect, again = self._run, self._effect, True
+        cell_id, resumed = f"{run.turn_id}.{self._cell.key}", bool(self._cell.calls)
+        run.events.emit(CellStarted, cell_id=cell_id, code=effect.code, resumed=resumed)
         if effect.calls:
             await self._begin_calls(effect.calls, await self.round.waits.known())
         step = await self._start()
@@ -390,6 +415,7 @@ class Running:
         slot = run.slot()
         self._cell.end = Ended(self._cell.key, ended, 1, 0, spent, self._clock.now(), slot)
         run.record(self._cell.end, shown.blobs)
+        run.events.emit(CellFinished, cell_id=f"{run.turn_id}.{self._cell.key}", outcome=ended)
         if (error is not None and error.code == "lost") or (back and self._fresh):
             await self.close()  # the second is without the variables that its mark would promise
         elif repl is not None:
@@ -427,3 +453,11 @@ class Running:
 
 def _is_once(spec: ToolSpec | None) -> bool:
     return spec is None or spec.recovery == "once"
+
+
+def _own_cells(run: Run) -> list[Cell]:
+    """The cells of a turn that is open."""
+    found = cells_of(run.scope.turn, run.records)
+    for each in found:
+        each.sid = run.scope.sid
+    return found

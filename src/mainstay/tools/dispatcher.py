@@ -24,7 +24,7 @@ from mainstay.engine.waiters import Deadlocks
 from mainstay.errors import InternalError
 from mainstay.graph.cells import ROLLED_BACK
 from mainstay.model.effect import AskedCall, RunTools
-from mainstay.model.event import WaitingFor
+from mainstay.model.event import CellFinished, WaitingFor
 from mainstay.model.protocol import Reading
 from mainstay.model.record import INTERRUPTED, Ended, Faltered
 from mainstay.model.session import WaitRow
@@ -153,7 +153,9 @@ class Dispatcher:
             await calls.conclude(refused)
             for active in [each for each in calls.active.values() if each.key in state.calls]:
                 active.end(NEVER_RAN)
-            run.record(Ended(key, cell or CELL_DROPPED, at=self.clock.now(), slot=run.slot()))
+            outcome = cell or CELL_DROPPED
+            run.record(Ended(key, outcome, at=self.clock.now(), slot=run.slot()))
+            run.events.emit(CellFinished, cell_id=f"{run.turn_id}.{key}", outcome=outcome)
 
     def withdraw(self, run: Run) -> None:
         """The Runtime is left before calls began whose start is in their reply's record: record that they did not."""

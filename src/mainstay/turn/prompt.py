@@ -6,9 +6,13 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 
 from msgspec.structs import replace
 
+from mainstay.model.code import Variable
 from mainstay.model.codec import encode
 from mainstay.model.message import Message, Part, Stored, Text, ToolResult
 from mainstay.model.plugin import PromptPart
+
+MOST_NAMED = 100
+"""Variables that a model is told of."""
 
 
 def compose(instructions: str, parts: Iterable[PromptPart]) -> str:
@@ -81,6 +85,14 @@ def too_many_calls(count: int) -> Message:
     return Message(
         "system", (Text(f"That reply asked for {count:,} calls, which is more than the limit: none of them was made."),)
     )
+
+
+def variables(listed: Sequence[Variable]) -> Message:
+    """What a model is told of its variables when the cells that made them are not shown any more."""
+    told = [f"{each.name}: {each.type}{'' if each.size is None else f' ({each.size})'}" for each in listed[:MOST_NAMED]]
+    more = f", and {len(listed) - MOST_NAMED} more" if len(listed) > MOST_NAMED else ""
+    said = f"[Variables of your earlier code, with the lengths of some: {', '.join(told)}{more}]"
+    return Message("user", (Text(said),))
 
 
 def unread(fault: str) -> Message:

@@ -56,7 +56,7 @@ from mainstay.sessions.services.monitors import MonitorServices
 from mainstay.sessions.setup import Setup, Tracer, checked_options, probe_of
 from mainstay.tools.answer import schema_codec
 from mainstay.tools.catalog import Catalog, Membership
-from mainstay.turn.prompt import request_messages
+from mainstay.turn.prompt import request_messages, variables
 
 MAX_DEPTH = 5
 """How many parents a session may have above it: agents that begin agents must come to an end."""
@@ -482,5 +482,7 @@ class SessionHost(MonitorServices):
 
     async def frame(self, reason: str, summary: tuple[Message, ...]) -> None:
         assert self._run is not None
+        if listed := await self._parts.turns.cells.list_variables(self._run):
+            summary = (*summary, variables(listed))
         self._run.note(Framed(reason, summary, self._parts.clock.now()))
         self._run.show(list(summary))
