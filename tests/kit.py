@@ -60,6 +60,14 @@ async def crash(runtime: Runtime) -> None:
     await runtime.store.close()
 
 
+async def crashed_in(runtime: Runtime, entered: asyncio.Event, said: str = "go") -> None:
+    """Say something to the session "s", and end the Runtime as SIGKILL would once `entered` is set."""
+    await runtime.__aenter__()
+    await (await runtime.session("s")).send(said)
+    await asyncio.wait_for(entered.wait(), SOON)
+    await crash(runtime)
+
+
 async def until(met: Callable[[], Any]) -> None:
     """Wait for a condition that has no event, by polling it. A condition may be async."""
     async with asyncio.timeout(SOON):

@@ -16,7 +16,7 @@ from mainstay.model.protocol import Prompt, Reading
 from mainstay.model.tool import Ok
 from mainstay.plugins.hooks import SessionContext
 from mainstay.testing import FunctionModel, ScriptedModel
-from tests.kit import SOON, Place, crash, untyped
+from tests.kit import SOON, Place, crashed_in, untyped
 from tests.tools.coding import cell
 from tests.turn.protocols import Planning, PlanProtocol
 
@@ -74,11 +74,7 @@ async def test_turn_goes_on_after_a_crash_as_its_protocol_read_it_although_that_
         return n
 
     plan = ScriptedModel(['{"calls": [{"tool": "wait", "args": {"n": 4}}]}'])
-    runtime = place.runtime(Agent(plan, name="speaker", tools=[wait], plugins=[Planning()]))
-    await runtime.__aenter__()
-    await (await runtime.session("s")).send("go")
-    await asyncio.wait_for(entered.wait(), SOON)
-    await crash(runtime)
+    await crashed_in(place.runtime(Agent(plan, name="speaker", tools=[wait], plugins=[Planning()])), entered)
     async with place.runtime(Agent(ScriptedModel(["done"]), name="speaker", tools=[wait])) as runtime:
         result = await asyncio.wait_for((await runtime.session("s")).result("s.1"), SOON)
 

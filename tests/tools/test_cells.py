@@ -16,7 +16,7 @@ from mainstay.model.tool import Cancelled, Denied, Failed, Ok, OutcomeUnknown, O
 from mainstay.plugins.hooks import ToolCallContext
 from mainstay.testing import ScriptedModel, VirtualClock
 from mainstay.tools.dialogue import Dialogue, Diverged
-from tests.kit import SOON, Place, crash, until
+from tests.kit import SOON, Place, crashed_in, until
 from tests.tools.coding import cell, coder, outputs
 
 
@@ -228,11 +228,7 @@ for n in range(3):
     except BaseException as error:
         print('caught', n)
 print(await again(4))"""
-    runtime = place.runtime(coder(cell(code), "", tools=[pay, again]))
-    await runtime.__aenter__()
-    await (await runtime.session("s")).send("go")
-    await asyncio.wait_for(entered.wait(), SOON)
-    await crash(runtime)
+    await crashed_in(place.runtime(coder(cell(code), "", tools=[pay, again])), entered)
     async with place.runtime(coder("done", tools=[pay, again])) as runtime:
         result = await asyncio.wait_for((await runtime.session("s")).result("s.1"), SOON)
 
@@ -253,11 +249,7 @@ async def test_loop_that_goes_on_after_any_failure_does_not_go_on_after_an_unkno
         return "paid"
 
     code = "for n in range(3):\n    try:\n        await pay(n)\n    except Exception:\n        print('caught', n)"
-    runtime = place.runtime(coder(cell(code), "", tools=[pay]))
-    await runtime.__aenter__()
-    await (await runtime.session("s")).send("go")
-    await asyncio.wait_for(entered.wait(), SOON)
-    await crash(runtime)
+    await crashed_in(place.runtime(coder(cell(code), "", tools=[pay])), entered)
     async with place.runtime(coder("done", tools=[pay])) as runtime:
         result = await asyncio.wait_for((await runtime.session("s")).result("s.1"), SOON)
 

@@ -13,7 +13,7 @@ from mainstay import Agent, Plugin, Runtime, tool
 from mainstay.model.plugin import AbortTurn
 from mainstay.model.tool import Failed, Ok
 from mainstay.plugins.hooks import ToolCallContext
-from tests.kit import SOON, Place, crash, until
+from tests.kit import SOON, Place, crashed_in, until
 from tests.tools.coding import cell, coder, outputs
 
 
@@ -63,11 +63,7 @@ async def test_person_settles_a_call_of_a_cell_whose_end_is_unknown(place: Place
         return "paid"
 
     code = "print('it is', await pay())"
-    runtime = place.runtime(coder(cell(code), "", tools=[pay]))
-    await runtime.__aenter__()
-    await (await runtime.session("s")).send("go")
-    await asyncio.wait_for(entered.wait(), SOON)
-    await crash(runtime)
+    await crashed_in(place.runtime(coder(cell(code), "", tools=[pay])), entered)
     async with place.runtime(coder("done", tools=[pay])) as runtime:
         session = await runtime.session("s")
         await asyncio.wait_for(session.result("s.1"), SOON)  # it is parked

@@ -13,7 +13,7 @@ from mainstay.model.outcome import BudgetSpent, Finished, Waiting
 from mainstay.model.tool import Cancelled, Failed, Ok, OutcomeUnknown
 from mainstay.plugins.hooks import ToolCallContext
 from mainstay.testing import FunctionModel
-from tests.kit import SOON, Place, crash
+from tests.kit import SOON, Place, crashed_in
 from tests.tools.coding import cell
 from tests.turn.protocols import Planning
 
@@ -176,7 +176,7 @@ async def test_completion_from_outside_reaches_a_call_of_the_code(place: Place) 
     assert results(result) == [{"output": "from outside"}]
 
 
-async def crashed_in(place: Place, recovery: Any) -> None:
+async def paid_once(place: Place, recovery: Any) -> None:
     """A turn whose code was killed in its second call."""
     entered = asyncio.Event()
 
@@ -189,11 +189,7 @@ async def crashed_in(place: Place, recovery: Any) -> None:
         return n
 
     text = "a = await pay(1)\nb = await pay(2)\nprint(a, b)"
-    runtime = place.runtime(caller([code(text)], tools=[pay]))
-    await runtime.__aenter__()
-    await (await runtime.session("s")).send("go")
-    await asyncio.wait_for(entered.wait(), SOON)
-    await crash(runtime)
+    await crashed_in(place.runtime(caller([code(text)], tools=[pay])), entered)
 
 
 def paying(recovery: Any, made: list[int]) -> Any:
@@ -208,7 +204,7 @@ def paying(recovery: Any, made: list[int]) -> Any:
 
 async def test_killed_code_goes_on_in_its_middle(place: Place) -> None:
     made: list[int] = []
-    await crashed_in(place, "rerun")
+    await paid_once(place, "rerun")
     async with place.runtime(caller("done", tools=[paying("rerun", made)])) as runtime:
         result = await asyncio.wait_for((await runtime.session("s")).result("s.1"), SOON)
 
@@ -221,7 +217,7 @@ async def test_killed_code_goes_on_in_its_middle(place: Place) -> None:
 
 async def test_person_settles_a_call_of_killed_code(place: Place) -> None:
     made: list[int] = []
-    await crashed_in(place, "ask")
+    await paid_once(place, "ask")
     async with place.runtime(caller("done", tools=[paying("ask", made)])) as runtime:
         session = await runtime.session("s")
         await asyncio.wait_for(session.result("s.1"), SOON)
@@ -232,7 +228,7 @@ async def test_person_settles_a_call_of_killed_code(place: Place) -> None:
 
 
 async def test_call_that_ended_unknown_is_settled_afterwards(place: Place) -> None:
-    await crashed_in(place, "once")
+    await paid_once(place, "once")
     async with place.runtime(caller("I stop.", "I see.", tools=[paying("once", [])])) as runtime:
         session = await runtime.session("s")
         result = await asyncio.wait_for(session.result("s.1"), SOON)
@@ -259,11 +255,7 @@ async def test_killed_with_one_of_two_run_the_first_is_not_run_again(place: Plac
         return note
 
     calls = [code("a = await note('first')\nprint(a)", "c1"), code("print(a, await note('second'))", "c2")]
-    runtime = place.runtime(caller(calls, tools=[noting(True)]))
-    await runtime.__aenter__()
-    await (await runtime.session("s")).send("go")
-    await asyncio.wait_for(entered.wait(), SOON)
-    await crash(runtime)
+    await crashed_in(place.runtime(caller(calls, tools=[noting(True)])), entered)
     async with place.runtime(caller("done", tools=[noting(False)])) as runtime:
         result = await asyncio.wait_for((await runtime.session("s")).result("s.1"), SOON)
 
