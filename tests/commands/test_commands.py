@@ -407,16 +407,21 @@ async def test_no_more_than_the_limit_run_at_once(tmp_path: Path) -> None:
 
 
 async def test_commands_of_a_session_share_their_limit_of_output(tmp_path: Path) -> None:
-    settings = CommandSettings(session_output_bytes=1000)
-    async with Runtime(tmp_path / "a.db", agents=[agent_calling("x", {})], commands=settings) as runtime:
-        session = await runtime.session("one")
+    """Also where they run in several Runtimes of the store."""
+    settings, agents = CommandSettings(session_output_bytes=1000), [agent_calling("x", {})]
+
+    def opened() -> Runtime:
+        return Runtime(tmp_path / "a.db", agents=agents, commands=settings)
+
+    async with opened() as one, opened() as other:
+        session, elsewhere = await one.session("one"), await other.session("one")
         first = await session.command(sh("head -c 600 /dev/zero; sleep 600"))
         await until(lambda: _has_written(first, 600))
-        second = await (await session.command(["yes"])).result()
+        second = await (await elsewhere.command(["yes"])).result()
         third = await session.command(sh("head -c 400 /dev/zero; sleep 600"))
         await until(lambda: _has_written(third, 400))
         with pytest.raises(TooManyCommands, match="bytes"):
-            await session.command(["true"])
+            await elsewhere.command(["true"])
 
         assert (second.status, second.stdout_bytes) == ("killed", 400)
         for each in (first, third):

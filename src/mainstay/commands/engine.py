@@ -106,7 +106,7 @@ from mainstay.model.process import (
 from mainstay.model.sandbox import Confinement
 from mainstay.model.session import CancelRequest
 from mainstay.model.tool import Artifact
-from mainstay.model.write import ProcessLimits
+from mainstay.model.write import ProcessFilter, ProcessLimits
 from mainstay.ports.process import AdmittedCommand, CancelRequested, EngineRun, Leaving
 from mainstay.ports.store import JobFolders, SharesFiles, Store
 from mainstay.processes.command import CommandStart
@@ -180,10 +180,9 @@ signal for its process group, by name (INT if none is given), and that no turn i
 class CommandEngine:
     """Runs the commands of one Runtime, on its event loop.
 
-    `_live` are the commands that run here or are about to, with their sessions ("" for none), and `found` the jobs of
-    those that run. Of commands that have not begun: `_values` are grants with values, `_named` the jobs that were
-    named by us with their registration, `_shims` the shims that are forked for them, and `_begun` resolves when one
-    has begun, or never will.
+    `_live` are the commands that run here or are about to, with their sessions ("" for none). Of commands that have not
+    begun: `_values` are grants with values, `_named` the jobs that were named by us with their registration, `_shims`
+    the shims that are forked for them, and `_begun` resolves when one has begun, or never will.
     """
 
     kind = COMMAND_KIND
@@ -200,7 +199,6 @@ class CommandEngine:
         self._sandbox = Sandbox(self.bound_jobs, None if path is None else os.fspath(path))
         self._own_jobs = ""
         self._live: dict[str, str] = {}
-        self.found: dict[str, Job] = {}
         self._values: dict[str, dict[str, str]] = {}
         self._named: dict[str, str] = {}
         self._shims: dict[str, PreparedShim] = {}
@@ -300,7 +298,6 @@ class CommandEngine:
         if new:
             values = what.values if isinstance(what, CommandStart) else {}
             self.check_runnable(registration, values)
-            self._check_output(session_id)
             self._live[process_id] = session_id
             self._begun[process_id] = asyncio.get_running_loop().create_future()
             if values:
@@ -319,15 +316,21 @@ class CommandEngine:
                 self.forget(process_id)
             raise
 
-    def _check_output(self, session_id: str) -> None:
-        most = self.settings.session_output_bytes
-        if session_id and most is not None and (written := self._written(session_id)) >= most:
+    async def check_output(self, registration: Registration) -> None:
+        most, session_id = self.settings.session_output_bytes, _session_of(registration)
+        if most is None or not session_id or registration.id in self._live:
+            return
+        if (written := await self._written(session_id)) >= most:
             raise TooManyCommands(f"bytes that running commands of session {session_id!r} wrote", written, most)
 
-    def _written(self, session_id: str) -> int:
-        """How many bytes the commands of a session have written that run here."""
-        jobs = [self.found.get(each) for each, session in self._live.items() if session == session_id]
-        return sum(_size(job.folder / name) for job in jobs if job is not None for name in ("stdout", "stderr"))
+    async def _written(self, session_id: str) -> int:
+        """How many bytes the running commands of a session have written, as far as they are on this machine."""
+        wanted = ProcessFilter(
+            kind=COMMAND_KIND, definition=self.host, origin=session_id, live=True, limit=self.settings.per_session
+        )
+        names = [_job_name(row.record.external_ref) for row in await self.store.processes(wanted)]
+        folders = [self.jobs() / name for name in names if name is not None]
+        return sum(_size(folder / stream) for folder in folders for stream in ("stdout", "stderr"))
 
     def not_begun_here(self, process_id: str) -> None:
         """It is queued, or another worker runs it. Values that it was granted stay: we may be the one who begins it."""
@@ -341,7 +344,6 @@ class CommandEngine:
         self._live.pop(process_id, None)
         self._values.pop(process_id, None)
         self._named.pop(process_id, None)
-        self.found.pop(process_id, None)
         if (prepared := self._shims.pop(process_id, None)) is not None:
             prepared.dismiss()
         self.has_begun(process_id)
@@ -392,7 +394,7 @@ class CommandEngine:
         limit, most = command.output_limit, self.settings.session_output_bytes
         session_id = self._live.get(process_id, "")
         if session_id and most is not None:
-            limit = _least(limit, max(most - self._written(session_id), 1))
+            limit = _least(limit, max(most - await self._written(session_id), 1))
         request = StartRequest(
             job.folder, token, command.argv, env, command.cwd, command.stdin, command.pty, command.timeout,
             command.silence, limit, command.grace, command.strays, rules,
@@ -519,7 +521,6 @@ class CommandRun:
             return self._never_begun(asked.request)
         if not isinstance(job, Job):
             return job
-        self._engine.found[run.registration.id] = job
         self._engine.has_begun(run.registration.id)
         run.rest()
         try:

@@ -152,7 +152,8 @@ class CommandSettings(Struct, frozen=True):
 
     `per_session` and `total` are how many may run at once, counted over all Runtimes of the store; `output_bytes` and
     `seconds` are the most that one may ask for, and what one has that asks for nothing. `session_output_bytes` is how
-    much the commands of one session that run here may have written together: another one gets what is left of it.
+    much the running commands of one session may have written together, of all Runtimes of the store on this machine:
+    another one gets what is left of it.
     `inherit` are names of variables that commands inherit besides the usual ones; `head` and `tail` the bytes of each
     stream in a result.
     """

@@ -340,6 +340,10 @@ class CommandStarts(Protocol):
         """Make ready what a command needs to begin, while it is registered, unless it is `known`."""
         ...
 
+    async def check_output(self, registration: Registration) -> None:
+        """Raise TooManyCommands where the running commands of its session have written as much as they may."""
+        ...
+
     def not_begun_here(self, process_id: str) -> None:
         """It was registered, and another worker runs it, or will: undo what was made ready."""
         ...

@@ -185,7 +185,10 @@ class ProcessService:
     ) -> None:
         """Register a command, and wait until its program runs, if it is begun here."""
         commands = cast(CommandStarts, self._worker.engines[COMMAND_KIND])
-        with commands.admitted(registration, await self._store.process(registration.id), what) as admitted:
+        known = await self._store.process(registration.id)
+        if known is None:
+            await commands.check_output(registration)
+        with commands.admitted(registration, known, what) as admitted:
             await self._worker.register(registration, grants, blobs, admitted.reference, admitted.limits)
             if registration.id in self._worker.runs:
                 await admitted.begun()
