@@ -1,8 +1,9 @@
 """Code mode: executors that run the code of a model, and what they say of the tools that it may call.
 
 `stubs` makes functions of tools, `check` refuses a cell before it runs, `plain` makes plain data of what a cell gives
-away, `dumps` seals saved states. `monty` is the executor, over `worker`, in which everything blocks. A turn sees
-`ports.code` alone.
+away, `dumps` seals saved states, `places` shares few processes among many REPLs. `monty` is one executor, over
+`worker`; `cpython` is the other, over `pipe`, whose other end is `inside.driver`. In `worker` and `pipe` everything
+blocks. A turn sees `ports.code` alone.
 """
 
 from __future__ import annotations

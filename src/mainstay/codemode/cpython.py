@@ -17,14 +17,14 @@ import asyncio
 import functools
 import os
 import sys
-from collections import OrderedDict, deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, ParamSpec, TypeVar
 
 from mainstay.codemode import pipe
 from mainstay.codemode.check import LONGEST, judge, read_cell
 from mainstay.codemode.pipe import Cell, Kept, Worker, run_again
+from mainstay.codemode.places import Catalogues, Places, to_its_end
 from mainstay.codemode.stubs import Functions, shown
 from mainstay.errors import (
     CommandsUnavailable,
@@ -32,7 +32,6 @@ from mainstay.errors import (
     InternalError,
     InvalidCommand,
     InvalidDefinition,
-    RuntimeClosed,
     SandboxUnavailable,
     quoted,
 )
@@ -81,18 +80,6 @@ def check_cpython(given: object) -> CPython:
     return CPython(tuple(folders), given.limits, given.unsandboxed)
 
 
-async def to_its_end(running: asyncio.Future[T], undo: Callable[[], Coroutine[Any, Any, None]] | None = None) -> T:
-    """Wait for it, through a cancel too: until it is back, nothing else may use what it works on. `undo` is for what it
-    made that its caller will not get."""
-    try:
-        return await asyncio.shield(running)
-    except asyncio.CancelledError:
-        await asyncio.wait([running])
-        if undo is not None and running.exception() is None:
-            await undo()
-        raise
-
-
 class CPythonExecutor:
     """Opens REPLs, each with a CPython of its own while it works. `check` says whether this machine can confine one."""
 
@@ -101,16 +88,12 @@ class CPythonExecutor:
         self._commands, self._limits, self._packages = commands, chosen.limits, chosen.packages
         self._command = pipe.command_of(chosen)
         self._checker = _checker()
-        self._most = workers or max(2, os.cpu_count() or 2)
-        self._threads = ThreadPoolExecutor(self._most + 1, thread_name_prefix="mainstay-code")
+        most = workers or max(2, os.cpu_count() or 2)
+        self.places: Places[CPythonRepl] = Places(most, KEEP_FOR)
+        self._catalogues = Catalogues()
+        self._threads = ThreadPoolExecutor(most + 1, thread_name_prefix="mainstay-code")
         self._checking = asyncio.Lock()
-        self._free = self._most
-        self._wanted: deque[asyncio.Future[None]] = deque()
-        self._resting: OrderedDict[CPythonRepl, asyncio.TimerHandle] = OrderedDict()  # with a worker; oldest first
-        self._leaving: set[asyncio.Task[None]] = set()
         self._repls: set[CPythonRepl] = set()
-        self._known: OrderedDict[tuple[int, ...], tuple[tuple[ToolSpec, ...], Functions]] = OrderedDict()
-        self._closed = False
 
     async def check(self) -> None:
         """Raises SandboxUnavailable where this machine cannot confine it, after a self-test."""
@@ -132,7 +115,7 @@ class CPythonExecutor:
     @property
     def workers(self) -> int:
         """How many places are taken now."""
-        return self._most - self._free
+        return self.places.taken
 
     @property
     def taken(self) -> list[Worker]:
@@ -152,19 +135,10 @@ class CPythonExecutor:
         return self.functions(tools).fault
 
     def functions(self, tools: Sequence[ToolSpec]) -> Functions:
-        """The tools as functions; the last few catalogues are kept, because every cell of a turn has the same."""
-        key = tuple(map(id, tools))
-        found = self._known.get(key)
-        if found is None:
-            # The tools are held, so that their ids stay theirs.
-            found = self._known[key] = tuple(tools), Functions(tools)
-            if len(self._known) > 32:
-                self._known.popitem(last=False)
-        return found[1]
+        return self._catalogues.functions(tools)
 
     async def open(self, state: bytes | None = None, tools: Sequence[ToolSpec] = ()) -> CPythonRepl:
-        if self._closed:
-            raise RuntimeClosed("the executor of code is closed")
+        self.places.check_open()
         if state is not None:
             raise DumpRefused("CPython cannot be saved: its cells are run again")
         repl = CPythonRepl(self)
@@ -173,13 +147,10 @@ class CPythonExecutor:
 
     async def aclose(self) -> None:
         """Give up every REPL, and end every process and thread."""
-        self._closed = True
-        for wanted in self._wanted:
-            wanted.cancel()
+        self.places.close()
         for repl in tuple(self._repls):
             await repl.close()
-        if self._leaving:
-            await asyncio.gather(*self._leaving)
+        await self.places.wait_left()
         async with self._checking:
             if self._checker is not None:
                 await self.in_thread(self._checker.close)
@@ -193,11 +164,11 @@ class CPythonExecutor:
     async def take(self) -> Worker:
         """A process in a place of its own, when there is one. It is given back with `give`. Raises Ended where none
         can be begun."""
-        await self._place()
+        await self.places.take()
         try:
             return await self._begin()
         except BaseException as error:  # a cancel as well: nothing else gives back the place
-            self._release()
+            self.places.release()
             if isinstance(error, InvalidCommand | CommandsUnavailable):
                 raise pipe.Ended(pipe.lost(f"could not be begun: {error}")) from None
             raise
@@ -220,58 +191,11 @@ class CPythonExecutor:
         try:
             await worker.end()
         finally:
-            self._release()
-
-    async def _place(self) -> None:
-        if self._closed:
-            raise RuntimeClosed("the executor of code is closed")
-        if self._free and not self._wanted:
-            self._free -= 1
-            return
-        wanted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._wanted.append(wanted)
-        if self._resting and len(self._leaving) < len(self._wanted):
-            self._leave(next(iter(self._resting)))
-        try:
-            await wanted
-        except asyncio.CancelledError:
-            if wanted.done() and not wanted.cancelled():
-                self._release()
-            if self._closed:
-                raise RuntimeClosed("the executor of code is closed") from None
-            raise
-
-    def _release(self) -> None:
-        while self._wanted:
-            wanted = self._wanted.popleft()
-            if not wanted.done():
-                wanted.set_result(None)
-                return
-        self._free += 1
-
-    # ------------------------------------------------------------------ REPLs that rest
-
-    def rests(self, repl: CPythonRepl) -> None:
-        """`repl` has a process, and does not use it now."""
-        if self._wanted:
-            self._leave(repl)
-        else:
-            self._resting[repl] = asyncio.get_running_loop().call_later(KEEP_FOR, self._leave, repl)
-
-    def goes_on(self, repl: CPythonRepl) -> None:
-        timer = self._resting.pop(repl, None)
-        if timer is not None:
-            timer.cancel()
+            self.places.release()
 
     def closed(self, repl: CPythonRepl) -> None:
-        self.goes_on(repl)
+        self.places.goes_on(repl)
         self._repls.discard(repl)
-
-    def _leave(self, repl: CPythonRepl) -> None:
-        self.goes_on(repl)
-        task = asyncio.create_task(repl.leave())
-        self._leaving.add(task)
-        task.add_done_callback(self._leaving.discard)
 
     # ------------------------------------------------------------------ type check
 
@@ -355,7 +279,7 @@ class CPythonRepl:
         self._binds = read.binds
         cell = self._cell = Cell(code, functions, self._executor.limits, at, seed)
         cell.notes = notes
-        self._executor.goes_on(self)
+        self._executor.places.goes_on(self)
         async with self._lock:
             return await self._step(cell, cell.begin, waits=False)
 
@@ -363,14 +287,14 @@ class CPythonRepl:
         cell = self._cell
         if cell is None or answer.call not in cell.calls:
             raise InternalError(f"call {answer.call} of a cell is answered, and waits for no answer")
-        self._executor.goes_on(self)
+        self._executor.places.goes_on(self)
         async with self._lock:
             cell.at = max(cell.at, at)
             if cell.end is None:
                 return await self._step(cell, cell.resume, answer, waits=True)
             del cell.calls[answer.call]
             if self.worker is not None:
-                self._executor.rests(self)
+                self._executor.places.rests(self)
             return Paused() if cell.calls else self._ended(cell)
 
     async def _step(self, cell: Cell, step: Callable[..., CodeStep], *args: Any, waits: bool) -> CodeStep:
@@ -387,7 +311,7 @@ class CPythonRepl:
         done = await self._on_worker(worker, step, worker, *args)
         end = cell.end
         if end is None or (end.error is None or not end.error.rolled_back or end.error.code == "syntax"):
-            self._executor.rests(self)
+            self._executor.places.rests(self)
         else:
             await self._give_back()
         return self._ended(cell) if end is not None and not cell.calls else done
@@ -425,13 +349,13 @@ class CPythonRepl:
         return end
 
     async def rollback(self) -> None:
-        self._executor.goes_on(self)
+        self._executor.places.goes_on(self)
         async with self._lock:
             running, self._cell = self._cell is not None, None
             if running:
                 await self._give_back()
             elif self.worker is not None:
-                self._executor.rests(self)
+                self._executor.places.rests(self)
 
     async def leave(self) -> None:
         """Give up the process; the next step has a new one."""

@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
-from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, ParamSpec, TypeVar
@@ -23,9 +22,10 @@ from typing import Any, Final, ParamSpec, TypeVar
 from mainstay.codemode import worker as blocking
 from mainstay.codemode.check import LONGEST, judge, read_cell
 from mainstay.codemode.dumps import CellState, Dump, DumpHeader, fitting, seal, unseal
+from mainstay.codemode.places import Catalogues, Places, to_its_end
 from mainstay.codemode.stubs import Functions, shown
 from mainstay.codemode.worker import Cell, Checker, Program, Worker
-from mainstay.errors import DumpRefused, InternalError, MissingExtra, RuntimeClosed
+from mainstay.errors import DumpRefused, InternalError, MissingExtra
 from mainstay.model.code import (
     CellEnd,
     CodeAnswer,
@@ -67,15 +67,6 @@ loop. Arguments and results are plain data: None, bool, int, float, str, list, d
 later cells; a call can be awaited only in the cell that makes it."""
 
 
-async def to_its_end(running: asyncio.Future[T]) -> T:
-    """Wait for a thread, through a cancel too: until it is back, nothing else may use what it works on."""
-    try:
-        return await asyncio.shield(running)
-    except asyncio.CancelledError:
-        await asyncio.wait([running])
-        raise
-
-
 class MontyExecutor:
     """Opens REPLs on a pool of Monty's workers. `key` seals their dumps.
 
@@ -86,21 +77,15 @@ class MontyExecutor:
         self._limits = limits or CodeLimits()
         self.key = key
         self._most = workers or max(2, os.cpu_count() or 2)
+        self.places: Places[MontyRepl] = Places(self._most, PARK_AFTER)
+        self._catalogues = Catalogues()
         self._threads = ThreadPoolExecutor(self._most + 1, thread_name_prefix="mainstay-code")
         self._pool: monty.Monty | None = None
         self._program: Program | None = None
         self._starting: asyncio.Task[monty.Monty] | None = None
         self._checker = Checker()
         self._checking = asyncio.Lock()
-        self._free = self._most
-        self._wanted: deque[asyncio.Future[None]] = deque()
-        self._waiting: OrderedDict[MontyRepl, asyncio.TimerHandle] = (
-            OrderedDict()
-        )  # paused, with a worker; oldest first
-        self._parking: set[asyncio.Task[None]] = set()
         self._repls: set[MontyRepl] = set()
-        self._known: OrderedDict[tuple[int, ...], tuple[tuple[ToolSpec, ...], Functions]] = OrderedDict()
-        self._closed = False
 
     @property
     def name(self) -> str:
@@ -120,7 +105,7 @@ class MontyExecutor:
     @property
     def workers(self) -> int:
         """How many workers are taken now."""
-        return self._most - self._free
+        return self.places.taken
 
     def describe(self, tools: Sequence[ToolSpec], output_schema: dict[str, Any] | None = None) -> str:
         return f"{SUPPORTS}\n\n```python\n{shown(self.functions(tools), output_schema)}\n```"
@@ -129,21 +114,10 @@ class MontyExecutor:
         return self.functions(tools).fault
 
     def functions(self, tools: Sequence[ToolSpec]) -> Functions:
-        """The tools as functions; the last few catalogues are kept, because every cell of a turn has the same."""
-        key = tuple(map(id, tools))
-        found = self._known.get(key)
-        if found is None:
-            found = self._known[key] = (
-                tuple(tools),
-                Functions(tools),
-            )  # the tools are held, so that their ids stay theirs
-            if len(self._known) > 32:
-                self._known.popitem(last=False)
-        return found[1]
+        return self._catalogues.functions(tools)
 
     async def open(self, state: bytes | None = None, tools: Sequence[ToolSpec] = ()) -> MontyRepl:
-        if self._closed:
-            raise RuntimeClosed("the executor of code is closed")
+        self.places.check_open()
         if state is None:
             repl = MontyRepl(self, None, Functions(()))
         else:
@@ -161,13 +135,10 @@ class MontyExecutor:
 
     async def aclose(self) -> None:
         """Give up every REPL, and end every worker and thread."""
-        self._closed = True
-        for wanted in self._wanted:
-            wanted.cancel()
+        self.places.close()
         for repl in tuple(self._repls):
             await repl.close()
-        if self._parking:
-            await asyncio.gather(*self._parking)
+        await self.places.wait_left()
         if self._starting is not None:
             await asyncio.wait([self._starting])
         async with self._checking:
@@ -185,22 +156,18 @@ class MontyExecutor:
 
     async def take(self, seed: str, functions: Functions) -> Worker:
         """A worker, when one is free; its process is had on a thread. It is given back with `give`."""
-        await self._slot()
+        await self.places.take()
         try:
             return Worker(self._pool or await self._started(), self._limits, seed, functions)
         except BaseException:  # a cancel as well: without a worker there is nothing that gives the slot back
-            self._release()
+            self.places.release()
             raise
 
     async def give(self, worker: Worker) -> None:
         try:
             await to_its_end(self.in_thread(worker.close))
         finally:
-            self._release()
-
-    def given(self) -> None:
-        """A worker was closed on its thread already."""
-        self._release()
+            self.places.release()
 
     async def _started(self) -> monty.Monty:
         """The pool, started once; a caller that is cancelled does not stop the start for the others."""
@@ -220,57 +187,9 @@ class MontyExecutor:
         self._pool = pool
         return pool
 
-    async def _slot(self) -> None:
-        if self._closed:
-            raise RuntimeClosed("the executor of code is closed")
-        if self._free and not self._wanted:
-            self._free -= 1
-            return
-        wanted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._wanted.append(wanted)
-        if self._waiting and len(self._parking) < len(self._wanted):
-            self._park(next(iter(self._waiting)))
-        try:
-            await wanted
-        except asyncio.CancelledError:
-            if wanted.done() and not wanted.cancelled():
-                self._release()
-            if self._closed:
-                raise RuntimeClosed("the executor of code is closed") from None
-            raise
-
-    def _release(self) -> None:
-        while self._wanted:
-            wanted = self._wanted.popleft()
-            if not wanted.done():
-                wanted.set_result(None)
-                return
-        self._free += 1
-
-    # ------------------------------------------------------------------ cells that wait
-
-    def pauses(self, repl: MontyRepl) -> None:
-        """The cell of `repl` waits, and has a worker."""
-        if self._wanted:
-            self._park(repl)
-        else:
-            timer = asyncio.get_running_loop().call_later(PARK_AFTER, self._park, repl)
-            self._waiting[repl] = timer
-
-    def goes_on(self, repl: MontyRepl) -> None:
-        timer = self._waiting.pop(repl, None)
-        if timer is not None:
-            timer.cancel()
-
     def closed(self, repl: MontyRepl) -> None:
-        self.goes_on(repl)
+        self.places.goes_on(repl)
         self._repls.discard(repl)
-
-    def _park(self, repl: MontyRepl) -> None:
-        self.goes_on(repl)
-        task = asyncio.create_task(repl.park())
-        self._parking.add(task)
-        task.add_done_callback(self._parking.discard)
 
     # ------------------------------------------------------------------ type check
 
@@ -361,7 +280,7 @@ class MontyRepl:
         cell = self._cell
         if cell is None or answer.call not in cell.calls:
             raise InternalError(f"call {answer.call} of a cell is answered, and waits for no answer")
-        self._executor.goes_on(self)
+        self._executor.places.goes_on(self)
         async with self._lock:
             cell.at = max(cell.at, at)
             if not cell.awaited(answer.call):
@@ -369,7 +288,7 @@ class MontyRepl:
                 if cell.end is not None and not cell.calls:
                     return self._ended(cell)
                 if cell.end is None and self._worker is not None:
-                    self._executor.pauses(self)
+                    self._executor.places.rests(self)
                 return Paused()
             frozen, self._frozen = self._frozen, None
             if self._worker is None and not frozen:
@@ -393,10 +312,10 @@ class MontyRepl:
             raise
         if cell.end is not None:
             self._worker = None
-            self._executor.given()
+            self._executor.places.release()
             return self._ended(cell) if not cell.calls else done
         self._frozen = cell.saved
-        self._executor.pauses(self)
+        self._executor.places.rests(self)
         return done
 
     def _ended(self, cell: Cell) -> CellEnd:
@@ -408,7 +327,7 @@ class MontyRepl:
         return end
 
     async def rollback(self) -> None:
-        self._executor.goes_on(self)
+        self._executor.places.goes_on(self)
         async with self._lock:
             self._cell = self._frozen = None
             await self._give_back()
@@ -420,7 +339,7 @@ class MontyRepl:
 
     # ------------------------------------------------------------------ states
 
-    async def park(self) -> None:
+    async def leave(self) -> None:
         """Turn a cell that waits into bytes, and give its worker back."""
         async with self._lock:
             worker, cell = self._worker, self._cell
