@@ -54,6 +54,8 @@ async def crash(runtime: Runtime) -> None:
     for tasks in (runtime._background, runtime._supervisor):
         await tasks.stop()
     runtime._pulse.stop()
+    if runtime._mcp is not None:
+        await runtime._mcp.close()  # the kernel closes the pipes of a process that dies
     await runtime._command_engine.close()  # its spawner ends with it; shims go on
     await runtime._close_code()
     runtime._parts = None

@@ -80,6 +80,7 @@
     │   ├── MissingExtra        a package that this part needs is not installed; an ImportError too
     │   ├── LiveEventsUnavailable a worker's events can be read only from the store
     │   ├── CommandsUnavailable commands cannot be run here: not on this platform, or not with this store
+    │   ├── McpUnavailable      an MCP server is down, or was refused
     │   ├── SearchUnavailable   the store keeps no index of words
     │   ├── InputFilterMissing  its agent's inputs are filtered, and this Runtime has no filter for them
     │   └── ProviderUnavailable its agent, and so its model, is not part of this Runtime
@@ -909,6 +910,16 @@ class CommandsUnavailable(Unavailable):
     """Commands cannot be run, or their output cannot be read, here."""
 
     code = "commands_unavailable"
+
+
+class McpUnavailable(Unavailable):
+    """An MCP server cannot be asked now; nothing was sent to it. `runtime.mcp.status()` tells of all of them."""
+
+    code = "mcp_unavailable"
+
+    def __init__(self, server: str, why: str) -> None:
+        self.server, self.why = server, why
+        super().__init__(f"MCP server {server!r} cannot be asked now: {why}")
 
 
 class SearchUnavailable(Unavailable):

@@ -80,8 +80,13 @@ from mainstay.sessions.wakes.late_results import LateResults
 from mainstay.sessions.watch import SWEEP_SECONDS, TurnWatch, could_work, see_to_needs, sweep
 from mainstay.stores import open_store
 from mainstay.stores.os_process import exhaustion_is_typed
+from mainstay.tools.catalog import Catalog
 from mainstay.tools.dispatcher import CallPorts, Dispatcher
 from mainstay.tools.waiting import PARK_AFTER
+
+if TYPE_CHECKING:
+    from mainstay.mcp.server import McpServer
+    from mainstay.mcp.servers import McpServers
 
 R = TypeVar("R")
 
@@ -103,6 +108,8 @@ class Runtime:
     resumed here.
 
     `search=True` has the store keep an index of what is said in its sessions, False drops it; None leaves it as it is.
+
+    `mcp` are servers whose tools its agents are offered. Give an empty list to attach some later (`runtime.mcp`).
     """
 
     def __init__(  # noqa: PLR0913  # what a user may say about a Runtime, each by name
@@ -126,6 +133,7 @@ class Runtime:
         rate_limits: Mapping[str, RateLimit] | None = None,
         retention: Retention | None = None,
         commands: CommandSettings | None = None,
+        mcp: Iterable[McpServer] | None = None,
         search: bool | None = None,
         trace: TraceSink | None = None,
         clock: Clock | None = None,
@@ -167,11 +175,13 @@ class Runtime:
         if self._rate_limits:
             at_hand = [each.spec.model for each in self._agents.values()]
             check_limited(self._rate_limits, [*at_hand, *(each.name for each in self._models.values())])
+        self._mcp_given = None if mcp is None else checked_servers(mcp, self._agents)
         self._input_filters = {} if input_filters is None else checked_filters(input_filters, self._agents)
         self._input_secret = checked_secret(input_secret)
         self._functions = by_definition(validate.several(processes, "processes", InvalidDefinition)).values()
         self._store = open_store(store, self._clock)
         self._parts: SessionParts | None = None
+        self._mcp: McpServers | None = None
 
     # ------------------------------------------------------------------ life
 
@@ -244,6 +254,9 @@ class Runtime:
         opened.callback(self._dispatcher.threads.close)
         opened.push_async_callback(self._command_engine.close)
         opened.push_async_callback(self._close_code)
+        if self._mcp is not None:
+            opened.push_async_callback(self._mcp.close)
+            self._mcp.open()
         self._pulse = Pulse(worker, asyncio.get_running_loop(), self._busy_with)
         self._pulse.start()
         opened.callback(self._pulse.stop)
@@ -255,13 +268,18 @@ class Runtime:
             _ = self._background.spawn(take_in(searchable(self._store), self._clock), "mainstay index")
         self._parts = parts
 
-    def _put_together(self, worker: Worker, definitions: dict[str, Definition], models: Models) -> SessionParts:
+    def _put_together(  # noqa: PLR0915  # everything is made here, once
+        self, worker: Worker, definitions: dict[str, Definition], models: Models
+    ) -> SessionParts:
         """Make every part, in the order in which they need each other.
 
         Turns are built before services, wakes and processes, and call them: through functions that find these when
         they are called.
         """
         store, clock, random = self._store, self._clock, self._random
+        if self._mcp_given is not None:
+            self._mcp = self._servers(self._mcp_given, definitions, lambda: processes)
+            definitions = offering(definitions, self._mcp)
         mode, activity = Mode(), Activity()
         supervisor, background = Supervisor(), Supervisor()
         limits = RateLimits(self._rate_limits, self._models, clock, background.spawn)
@@ -380,6 +398,14 @@ class Runtime:
         self._process_feed = process_feed
         self._live_server = LiveServer(feed, store.identity(), outcomes.works_on, activity.written)
         return parts
+
+    def _servers(
+        self, given: Sequence[McpServer], agents: Iterable[str], processes: Callable[[], ProcessService]
+    ) -> McpServers:
+        from mainstay.commands.bound import PipedCommands  # noqa: PLC0415  # most programs have no MCP servers
+        from mainstay.mcp.servers import McpServers  # noqa: PLC0415  # it imports the SDK
+
+        return McpServers(given, agents, PipedCommands(self._command_engine), self._clock, self._random, processes)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -655,6 +681,14 @@ class Runtime:
         return Sessions(self._open())
 
     @property
+    def mcp(self) -> McpServers:
+        """The MCP servers of this Runtime: attach and detach them, see how they stand, read what they have."""
+        self._open()
+        if self._mcp is None:
+            raise InvalidInput("this Runtime was made without MCP servers: give it mcp=[…], which may be empty")
+        return self._mcp
+
+    @property
     def store(self) -> Store:
         return self._store
 
@@ -668,6 +702,25 @@ def _on_disk(store: Store, what: str) -> OnDisk:
 def _report(progress: Callable[[int, int], object] | None, done: int, whole: int) -> None:
     if progress is not None:
         progress(done, whole)
+
+
+def checked_servers(given: Iterable[Any], agents: Iterable[str]) -> tuple[McpServer, ...]:
+    """`Runtime(mcp=…)`, once its extra is known to be there."""
+    from mainstay.mcp import require_mcp  # noqa: PLC0415  # most programs have no MCP servers
+    from mainstay.mcp.server import checked  # noqa: PLC0415  # the same
+
+    require_mcp()
+    return checked(given, agents)
+
+
+def offering(definitions: Mapping[str, Definition], servers: McpServers) -> dict[str, Definition]:
+    """The definitions with the tools of MCP servers in their catalogues."""
+    found = {}
+    for name, each in definitions.items():
+        assert isinstance(each.catalog, Catalog)  # it is a session that has a membership
+        taken = each.catalog.names()
+        found[name] = replace(each, catalog=each.catalog.extended([servers.tools_for(name, taken)]))
+    return found
 
 
 async def with_executors(

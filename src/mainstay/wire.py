@@ -74,7 +74,8 @@ def model_json(call: ModelRecord) -> dict[str, Any]:
 
 
 def pending_json(call: PendingCall) -> dict[str, Any]:
-    return {name: getattr(call, name) for name in call.__struct_fields__}
+    hidden = ("state",) if call.asks else ("state", "asks")  # the one is its tool's own, the other only a question has
+    return {name: getattr(call, name) for name in call.__struct_fields__ if name not in hidden}
 
 
 def message_json(message: Message) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from mainstay.cli.maintenance import backup, compact, prune, restore
 from mainstay.cli.mcp import mcp
 from mainstay.cli.processes import logs, processes, ps, signal
 from mainstay.cli.run import call, operations, run, send, steer
-from mainstay.cli.sessions import approve, cancel, delete, fork, pending, reject, sessions, settle, show
+from mainstay.cli.sessions import answer, approve, cancel, delete, fork, pending, reject, sessions, settle, show
 
 app = typer.Typer(
     name="mainstay",
@@ -57,6 +57,7 @@ app.command(rich_help_panel=LOOK)(logs)
 app.command(rich_help_panel=LOOK)(operations)
 app.command(rich_help_panel=LOOK)(doctor)
 app.command(rich_help_panel=DECIDE)(approve)
+app.command(rich_help_panel=DECIDE)(answer)
 app.command(rich_help_panel=DECIDE)(reject)
 app.command(rich_help_panel=DECIDE)(settle)
 app.command(rich_help_panel=DECIDE)(call)

@@ -519,6 +519,7 @@ def _needs(turn: OpenTurn, row: SessionRow, waits: list[PendingCall], live_worke
         answers = {
             "approval": "mainstay approve {0} (or reject)",
             "recovery": "mainstay settle {0} done (or failed, rerun)",
+            "input": "mainstay answer {0} '{{…}}' (or --decline)",
         }
         return [
             Advice(turn.turn_id, f"waits for {w.kind} of {w.tool}: {w.reason}", answers[w.kind].format(w.call_id))

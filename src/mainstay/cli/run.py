@@ -368,6 +368,8 @@ def _how_to_answer(call: PendingCall) -> str:
         return f"{what} asks for approval: mainstay approve {call.call_id} (or reject)"
     if call.kind == "recovery":
         return f"it is not known whether {what} took effect: mainstay settle {call.call_id} done|failed|rerun"
+    if call.kind == "input":
+        return f"{what} asks for an answer: mainstay answer {call.call_id} '{{…}}' (or --decline)"
     return f"{what} completes outside ({call.call_id})"
 
 

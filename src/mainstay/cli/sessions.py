@@ -55,6 +55,7 @@ from mainstay.engine.waits import asked
 from mainstay.errors import InvalidInput, SessionDeleted, StoreDamaged, UnknownCall, UnknownTurn
 from mainstay.graph.view import Turn, TurnView, forkable, model_calls, stretches, turn_view
 from mainstay.model import ids, validate
+from mainstay.model.codec import encode
 from mainstay.model.ids import node_id, turn_id
 from mainstay.model.llm import Usage
 from mainstay.model.message import Message, Scalar
@@ -547,6 +548,8 @@ def _usage(usage: Usage) -> str:
 def _question(call: PendingCall) -> list[str]:
     """What its provider tells the person who decides, where that is more than a reason: a command with its risks."""
     lines = call.reason.split("\n")
+    if call.kind == "input":
+        return [*lines, *[f"{name}: {encode(ask).decode()}" for name, ask in (call.asks or {}).items()]]
     return lines if call.kind == "approval" and len(lines) > 1 else []
 
 
@@ -563,6 +566,8 @@ def answer_hint(call: PendingCall) -> str:
             return f"the outside completion of {what}\n    call {call.call_id}, by its signed key"
         case "sleep":
             return f"the end of {what}, by itself"
+        case "input":
+            return f"an answer for {what}: {call.reason}\n    mainstay answer {call.call_id} '{{…}}'   (or --decline)"
         case "process":
             return f"the end of {', '.join(call.processes)}, in {what}\n    it goes on by itself"
 
@@ -649,6 +654,8 @@ def pending(store: StoreOption = None, json: JsonOption = False) -> None:
             text_line(out, "answer an approval with: mainstay approve CALL, mainstay reject CALL --reason …", "dim")
         if "recovery" in kinds:
             text_line(out, "answer a recovery with:  mainstay settle CALL done | failed | rerun", "dim")
+        if "input" in kinds:
+            text_line(out, "answer an input with:    mainstay answer CALL '{…}', mainstay answer CALL --decline", "dim")
         return 0
 
     perform(work, json)
@@ -668,6 +675,23 @@ def reject(
 ) -> None:
     """Refuse a call that asks for approval."""
     _answer(call, store, json, "rejected", lambda s: s.reject(call, reason, by=answered_by(by)))
+
+
+def answer(
+    call: CallArgument,
+    value: Annotated[str | None, typer.Argument(metavar="[JSON]", help="The fields that are asked for.")] = None,
+    decline: Annotated[bool, typer.Option("--decline", help="Say that there is no answer.")] = False,
+    by: ByOption = None,
+    store: StoreOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Answer what a call asks for, such as a question of an MCP server."""
+    if decline == (value is not None):
+        raise InvalidInput("give the answer as JSON, or --decline")
+    known = None if value is None else _json_value(value)
+    _answer(
+        call, store, json, "declined" if decline else "answered", lambda s: s.answer(call, known, by=answered_by(by))
+    )
 
 
 def settle(

@@ -71,11 +71,15 @@ class PipedCommand:
     async def complaints(self) -> str:
         return await asyncio.to_thread(_tail, self._job.folder / "stderr")
 
-    async def end(self) -> None:
+    async def end(self) -> str:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._grace):
                 await self._job.wait(self._started)
-        await _ended(self._job, "its Runtime has no use for it any more", self._grace, self._started)
+        await end(self._job, "its Runtime has no use for it any more", self._grace, self._started)
+        await self._job.wait(self._started)
+        said = await self.complaints()
+        await asyncio.to_thread(self._job.remove)
+        return said
 
 
 class PipedCommands:
@@ -111,7 +115,15 @@ class PipedCommands:
                 job.folder, Job.new_name(), command.argv, env, cwd, output_limit=KEPT, grace=command.grace, rules=rules,
                 pipes=(read, out_theirs),
             )  # fmt: skip
-            started = await starts.spawner.start(request)
+            starting = asyncio.ensure_future(starts.spawner.start(request))
+            try:
+                started = await asyncio.shield(starting)
+            except asyncio.CancelledError:
+                ours.close()  # what has begun by now has nobody to serve
+                started = await starting
+                if isinstance(started, Started):
+                    await PipedCommand(job, started, -1, -1, command.grace).end()
+                raise
             if isinstance(started, SpawnFailed):
                 await job.wait()
                 await asyncio.to_thread(job.remove)
@@ -129,15 +141,10 @@ class PipedCommands:
         count = 0
         for folder in await asyncio.to_thread(_left_behind, store.jobs_folder(make=False), own_boot()):
             job = Job(folder)
-            count += await _ended(job, "its Runtime is dead", GRACE, job.started())
+            await end(job, "its Runtime is dead", GRACE)
+            await job.wait()
+            count += await asyncio.to_thread(job.remove)
         return count
-
-
-async def _ended(job: Job, why: str, grace: float, started: Started | None) -> bool:
-    """End a command, and remove its folder once its shim has left; whether that is done."""
-    await end(job, why, grace, started)
-    await job.wait(started)
-    return await asyncio.to_thread(job.remove)
 
 
 def _make(job: Job, label: str) -> None:

@@ -22,10 +22,12 @@ class PendingCall(Struct, frozen=True, gc=False, omit_defaults=True):
     """One thing a turn waits for: a person's approval or settlement, an outside completion, the end of a sleep, or that
     of one of `processes`. Of several waits that a tool makes one after the other, that is number `ordinal`.
 
-    `approves` is a digest of what exactly is to be approved, where a provider gave one."""
+    `approves` is a digest of what exactly is to be approved, where a provider gave one. `asks` are the parts of a
+    question that `session.answer` answers, by name, each with a `message` and a `schema` or a `url`; `state` is what
+    the tool that asks wants to see again."""
 
     call_id: str
-    kind: Literal["approval", "recovery", "deferred", "sleep", "process"]
+    kind: Literal["approval", "recovery", "deferred", "sleep", "process", "input"]
     tool: str
     args: dict[str, Any]
     since: int = 0
@@ -36,6 +38,8 @@ class PendingCall(Struct, frozen=True, gc=False, omit_defaults=True):
     approves: str = ""
     processes: tuple[str, ...] = ()
     ordinal: int = 0
+    asks: dict[str, Any] | None = None
+    state: Any = None
 
 
 class Waiting(Struct, frozen=True, gc=False, tag="waiting"):

@@ -26,12 +26,12 @@ class BoundCommand(Protocol):
     def pid(self) -> int: ...
 
     async def complaints(self) -> str:
-        """The last of what it wrote to stderr."""
+        """The last of what it wrote to stderr, while it runs; `end` gives all that comes before its end."""
         ...
 
-    async def end(self) -> None:
-        """Wait until nothing of it lives: it leaves by itself when its stdin is closed, or is killed with all that it
-        began. What is left of its folder is removed."""
+    async def end(self) -> str:
+        """Wait until nothing of it lives, and give the last of what it wrote to stderr: it leaves by itself when its
+        stdin is closed, or is killed with all that it began. Its folder is removed."""
         ...
 
 

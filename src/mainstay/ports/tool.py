@@ -53,6 +53,15 @@ class ToolProvider(Protocol):
 
 
 @runtime_checkable
+class GathersTools(Protocol):
+    """A set of tools that may still be finding out what it offers."""
+
+    async def gather(self) -> None:
+        """Wait until it knows, within a limit of its own; a turn that begins waits for it."""
+        ...
+
+
+@runtime_checkable
 class EditsFiles(Protocol):
     """A set of tools that changes files, and can bring them back (`session.undo`)."""
 

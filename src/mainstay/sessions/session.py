@@ -79,6 +79,7 @@ from mainstay.sessions.setup import Overlay, shown
 from mainstay.sessions.wakes.late_results import LateResults
 from mainstay.tools.call import RESERVED
 from mainstay.tools.catalog import Membership
+from mainstay.tools.waiting import checked_answer
 
 R = TypeVar("R")
 
@@ -652,6 +653,20 @@ class Session(Generic[T_co]):
         """Refuse such a call; the model is told the reason."""
         why = await self._parts.inbox.filters.text(self.id, self.agent, clean_text(reason))
         await self._answer(call_id, "approval", Answer("rejected", reason=why, by=clean_text(by)))
+
+    async def answer(self, call_id: str, value: Mapping[str, Any] | None, *, by: str = "host") -> None:
+        """Answer what a call asks for (`pending()` has its `asks`): the fields that its schema names, or None, which
+        declines it. A call that asks several things is given an answer to each, by name.
+
+        An answer that does not fit is refused, and the question stays open.
+        """
+        _split(call_id, 3, UnknownCall(call_id, "this is no call id"))
+        asked = next((each for each in await self.pending() if each.call_id == call_id and each.kind == "input"), None)
+        if asked is None:
+            raise UnknownCall(call_id, "it asks for nothing")
+        answer = Answer("value", checked_answer(asked, value), by=clean_text(by))
+        encode_checked(answer, "the answer")
+        await self._answer(call_id, "input", answer)
 
     async def cancel_waits(self, reason: str = "", *, by: str = "host") -> list[str]:
         """Take back all questions that wait for a person or a completion from outside: the ids of their calls.

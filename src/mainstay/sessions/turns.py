@@ -54,6 +54,7 @@ from mainstay.plugins.registry import Kept, PluginSession
 from mainstay.plugins.turn import TurnPlugins, plugins_of
 from mainstay.ports.process import Leaving
 from mainstay.ports.services import TraceSink, TurnServices
+from mainstay.ports.tool import GathersTools
 from mainstay.sessions.cache import Archive, CachedSession, SessionCache
 from mainstay.sessions.definition import Definition, Models
 from mainstay.sessions.hold import HeldCommands, held
@@ -288,6 +289,9 @@ class Turns:
         definition = setup.definition
         if said.choice is not None:
             definition = await self.models.applied(definition, said.choice)
+        for provider in definition.catalog.providers:
+            if isinstance(provider, GathersTools):
+                await provider.gather()
         inputs, task.inputs = opening is None or scope.turn > 1 or task.inputs, False
         run = task.run = self._begin(setup, definition, row, scope, view, records, inputs)
         if opening is None:

@@ -118,7 +118,7 @@ class AskPlugins(Struct, frozen=True, gc=False, tag="ask_plugins"):
 class Ask(Struct, frozen=True, gc=False, tag="ask"):
     """Wait for an answer from outside, or the end of a process, unless it is there."""
 
-    kind: Literal["approval", "recovery", "deferred", "process"]
+    kind: Literal["approval", "recovery", "deferred", "process", "input"]
     reason: str = ""
 
 
@@ -160,7 +160,7 @@ RECOVERY: dict[Recovery, CallNeed] = {
 """A call that is found started, without an end: its contract decides, never a guess."""
 
 RUN_BODY, ASK_PLUGINS, BEGIN, START_PROCESS = RunBody(), AskPlugins(), Begin(), StartProcess()
-GO_ON, AWAIT_PROCESSES = Begin(goes_on=True), Ask("process")
+GO_ON, AWAIT_PROCESSES, AWAIT_INPUT = Begin(goes_on=True), Ask("process"), Ask("input")
 AWAIT_COMPLETION, AWAIT_APPROVAL = Ask("deferred"), Ask("approval", "the tool asks for approval")
 
 
@@ -169,7 +169,7 @@ class Circumstances(Struct, frozen=True, gc=False):
 
     `here`: this run recorded its start and has not begun its body. `asked`: a person was asked to approve it. `vetted`:
     plugins decide about it before it begins. `completed`: the body of a deferred call is over, or its completion came.
-    `parked`: its body was left where it waited for processes.
+    `parked`: its body was left where it waited for processes. `asks`: it was left with a question.
     """
 
     here: bool = False
@@ -177,6 +177,7 @@ class Circumstances(Struct, frozen=True, gc=False):
     vetted: bool = False
     completed: bool = False
     parked: bool = False
+    asks: bool = False
 
 
 NOTHING_KNOWN = Circumstances()
@@ -189,6 +190,8 @@ def next_need(call: CallRecord, usable: ToolSpec | Failed, known: Circumstances 
             return RUN_BODY
         if known.parked:
             return AWAIT_PROCESSES
+        if known.asks:
+            return AWAIT_INPUT
         if call.background:
             return START_PROCESS
         # Without its definition there is no contract that would allow to repeat it.

@@ -3,9 +3,9 @@
 `tools/attempt.py` decides what a call needs next and what the end of an attempt means. `ActiveCall` does it for one
 call of a turn: it records in the journal of the turn, and opens durable waits for answers from outside.
 
-A wait (a person's approval or settlement, or the completion of a deferred call) is a row that opens with a write of the
-turn, is resolved by the first answer, and is found again after a crash by its id, which follows from the call.
-`CallWaits` makes the rows and reads them; which calls wait is in the records.
+A wait (a person's approval, settlement or answer, or the completion of a deferred call) is a row that opens with a
+write of the turn, is resolved by the first answer, and is found again after a crash by its id, which follows from the
+call. `CallWaits` makes the rows and reads them; which calls wait is in the records.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ from mainstay.tools.attempt import (
 from mainstay.tools.context import CallHost, ToolContext
 from mainstay.tools.invoke import Interruption, Ready, Threads, checked, execute, prepared
 from mainstay.tools.output import AttemptResult, OutputRules, returned
-from mainstay.tools.waiting import BodyWaits, ParkCall, PastWait, Unwound, judged
+from mainstay.tools.waiting import BodyWaits, InputNeeded, ParkCall, PastWait, Unwound, judged
 
 log = logging.getLogger("mainstay.tools")
 
@@ -122,7 +122,7 @@ class CallWaits:
     def wait_id(self, key: str, kind: str) -> str:
         if kind == "deferred":
             return completion_of(self._run, key)
-        if kind == "process":
+        if kind in ("process", "input"):
             # Each run of the body has its own: one that was started since has not waited yet.
             starts = [r for r in self._run.records if type(r) is Started and r.call == key]
             return wait_id(self._run.turn_id, key, kind, 1 + len(starts))
@@ -155,7 +155,9 @@ class CallWaits:
         grow with the waits that a long session has had."""
         found = {}
         for call in list(self._run.machine.state.calls.values()):
-            kinds = ("recovery", "deferred" if call.deferred else "process") if call.started else ("approval",)
+            kinds: tuple[str, ...] = ("approval",)
+            if call.started:
+                kinds = ("recovery", "deferred") if call.deferred else ("recovery", "process", "input")
             if call.due and not call.started:
                 kinds = (*kinds, "sleep")
             for kind in kinds:
@@ -243,7 +245,7 @@ class HandedOver(Struct, frozen=True, gc=False):
     seconds: float | None
 
 
-CallEnd: TypeAlias = AttemptResult | NeedsApproval | HandedOver | Unwound
+CallEnd: TypeAlias = AttemptResult | NeedsApproval | HandedOver | Unwound | InputNeeded
 """What the task of a call returns."""
 
 
@@ -389,7 +391,9 @@ class ActiveCall(CallHost):
             elif completion is not None:
                 circumstances = Circumstances(completed=body_is_over(completion))
         elif call.started:
-            circumstances = Circumstances(parked=bool(known) and waits.wait_id(call.call, "process") in known)
+            if known:
+                parked, asks = [waits.wait_id(call.call, kind) in known for kind in ("process", "input")]
+                circumstances = Circumstances(parked=parked, asks=asks)
         elif not call.attempts:
             entry = run.agent.catalog.get(call.name)
             circumstances = Circumstances(
@@ -411,13 +415,13 @@ class ActiveCall(CallHost):
             case _:
                 return need
 
-    def _ask(self, kind: Any, reason: str, wait: WaitRow | None = None, approves: str = "") -> None:
+    def _ask(self, kind: Any, reason: str, wait: WaitRow | None = None, **told: Any) -> None:
         """Wait for an answer from outside; `wait` is the row of a question that was asked before."""
         if wait is not None:
             self.pending = decode_pending(wait.body)
             return
         decisions, self.decisions = self.decisions, ()
-        self.pending = self.waits.pending(self.asked, kind, reason=reason, decisions=decisions, approves=approves)
+        self.pending = self.waits.pending(self.asked, kind, reason=reason, decisions=decisions, **told)
         self.waits.opened.append(self.waits.row(self.asked, kind, self.pending))
 
     def go_on(self, wait: WaitRow) -> CallNeed | None:
@@ -433,6 +437,11 @@ class ActiveCall(CallHost):
             self.past = PastWait(shown.ordinal, end)
             return self._ready_for(GO_ON)
         answer = self.waits.answer(self.asked, wait)
+        if wait.kind == "input" and answer is not None and answer.verdict == "value":
+            # The record of the start that follows has the answer in its payload.
+            self.asked = replace(self.asked, payload={"input": answer.value, "state": shown.state})
+            self.past = PastWait(0, "input")  # its body has begun before: no wait of it has this number
+            return self._ready_for(GO_ON)
         # The next record of the call tells of it: the wait itself goes with the commit.
         self.answer = Answered(wait.state) if answer is None else Answered(answer.verdict, answer.by, answer.reason)
         need = need_after(answer, self.asked)
@@ -694,6 +703,9 @@ class ActiveCall(CallHost):
                 self._ask("approval", why, approves=approves)
             case HandedOver(seconds):
                 self._hand_over(seconds)
+            case InputNeeded(reason, asks, state):
+                self._close_context()
+                self._ask("input", reason, asks=asks, state=state)
             case Unwound(ordinal, processes, due):
                 self._close_context()  # and its artifacts are forgotten: only those of the last run count
                 told = {"due": due, "processes": processes, "ordinal": ordinal}
@@ -725,6 +737,10 @@ class ActiveCall(CallHost):
             ended = task.result()
         call, stop = self.run.machine.state.calls[self.key], stop_of(self.run.control)
         if not call.started or self.key in self.run.held or isinstance(ended, NeedsApproval | Unwound):
+            return
+        if isinstance(ended, InputNeeded):
+            if stop is StopCause.LEFT:  # else its question goes with the turn
+                self._ask("input", ended.reason, asks=ended.asks, state=ended.state)
             return
         if isinstance(ended, HandedOver):
             if stop is not StopCause.LEFT:  # else it stays on the wait that it has
@@ -781,7 +797,7 @@ class ActiveCall(CallHost):
             self.artifacts = decode_pending(wait.body).artifacts
         if pending is not None and pending.artifacts:
             self.artifacts = pending.artifacts  # handed over, and not on disk yet
-        if wait is not None and wait.kind == "process":
+        if wait is not None and wait.kind in ("process", "input"):
             if self.run.control.request is not None:
                 await self.shared.handles(self.run, self.id, None).stop_own(decode_pending(wait.body).processes)
             wait = None

@@ -1,4 +1,4 @@
-"""How a running tool waits for processes: in memory first, then on disk.
+"""How a running tool waits for processes, in memory first, then on disk; and for what a person is asked, on disk.
 
     wait_ended     the body waits in memory (`EndWait`), and the round goes on with its other calls
     park           nothing else of the round runs: the body is unwound (`ParkCall`), a wait is written, the turn leaves
@@ -8,6 +8,10 @@
 A tool that does this declares `recovery="rerun"`: its body may run again in any case. What it awaited before comes back
 at once, because that has ended; what it waited for without an end, on its way to a later wait, comes back as "timeout".
 So only the newest wait has to be remembered, and which one of its body it was (`ordinal`).
+
+A set of tools may leave a call with a question (`InputNeeded`), whatever its `recovery`: the wait is on disk before the
+question is asked. The answer goes back to it with its own `state`, in the payload of the same attempt, which any worker
+goes on with: `{"input": …, "state": …}`.
 """
 
 from __future__ import annotations
@@ -23,12 +27,14 @@ from msgspec.structs import replace
 
 from mainstay.engine.driver import Run
 from mainstay.engine.journal import load, taken
-from mainstay.errors import ToolError
-from mainstay.model.codec import encode
+from mainstay.errors import InvalidInput, ToolError, quoted
+from mainstay.model.codec import clean, encode
+from mainstay.model.outcome import PendingCall
 from mainstay.model.record import Said
 from mainstay.model.session import Answer, WaitRow
 from mainstay.ports.store import Store
 from mainstay.ports.tool import WaitEnd
+from mainstay.tools.check import check
 
 PARK_AFTER = 1.0
 """Seconds that a wait stays in memory, unless a Runtime says otherwise: to park a turn and to go on with it costs three
@@ -50,9 +56,9 @@ class WaitParts(Protocol):
 
 
 class ParkCall(BaseException):
-    """Unwinds the body of a tool that waits for processes: its turn leaves memory. Not to be caught."""
+    """Unwinds the body of a tool that waits for processes, or for an answer. Not to be caught."""
 
-    def __init__(self, where: Unwound) -> None:
+    def __init__(self, where: Unwound | InputNeeded) -> None:
         self.where = where
         super().__init__("the turn of this tool leaves memory while it waits")
 
@@ -81,6 +87,39 @@ class Unwound(Struct, frozen=True, gc=False):
     ordinal: int
     processes: tuple[str, ...]
     due: int | None
+
+
+class InputNeeded(Struct, frozen=True, gc=False):
+    """The body of a call was left with a question. `asks` are its parts by name: a `message`, and a `schema` that the
+    answer must fit or a `url` where it is to be given. `state` is given back with the answer."""
+
+    reason: str
+    asks: dict[str, Any]
+    state: Any = None
+
+
+def checked_answer(pending: PendingCall, value: Any) -> dict[str, Any]:
+    """An answer to each part of a question, or None where that is declined. Raises InvalidInput where one does not fit.
+
+    The only part of a question need not be named.
+    """
+    asks, given = pending.asks or {}, clean(value)
+    if len(asks) == 1 and not (isinstance(given, dict) and given.keys() == asks.keys()):
+        given = dict.fromkeys(asks, given)
+    if not isinstance(given, dict) or given.keys() != asks.keys():
+        raise InvalidInput(f"answer all that {pending.call_id} asks for, by name: {', '.join(asks)}")
+    for name, fields in given.items():
+        if fields is None:
+            continue
+        if not isinstance(fields, dict):
+            raise InvalidInput(
+                f"answer {name!r} with a dict of its fields, or None to decline it, not {quoted(fields)}"
+            )
+        schema = asks[name].get("schema")
+        problem = None if schema is None else check(schema, fields)
+        if problem is not None:
+            raise InvalidInput(f"the answer to {name!r} does not fit: {problem}")
+    return given
 
 
 async def any_over(store: Store, processes: tuple[str, ...]) -> bool:

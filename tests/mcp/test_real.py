@@ -1,0 +1,90 @@
+"""Servers of others, as they are installed from PyPI: driven for real, and killed in the middle of a call."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mainstay import Agent, ToolCall
+from mainstay.mcp import McpServer
+from mainstay.model.event import ToolStarted
+from mainstay.model.llm import ModelRequest
+from mainstay.model.tool import Ok, OutcomeUnknown
+from mainstay.testing import FunctionModel
+from tests.kit import Place, until
+
+pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="the server for git needs git")
+
+
+def in_turn(*calls: tuple[str, dict[str, Any]]) -> Agent[str]:
+    """Makes these calls one after the other."""
+
+    def model(request: ModelRequest) -> Any:
+        done = sum(message.role == "tool" for message in request.messages)
+        if done == len(calls):
+            return "done"
+        name, args = calls[done]
+        return [ToolCall(str(done), name, args)]
+
+    return Agent(FunctionModel(model), name="a")
+
+
+def git(folder: Path, *words: str) -> None:
+    who = ["-c", "user.name=Test", "-c", "user.email=test@example.com"]
+    subprocess.run(["git", *who, *words], cwd=folder, check=True, capture_output=True)
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    folder = tmp_path / "repository"
+    folder.mkdir()
+    git(folder, "init", "-q", "-b", "main")
+    (folder / "hello.txt").write_text("hello\n")
+    git(folder, "add", "hello.txt")
+    git(folder, "commit", "-qm", "Say hello")
+    (folder / "hello.txt").write_text("hello, world\n")
+    return folder
+
+
+async def test_two_servers_work_and_one_is_killed_in_mid_call(tmp_path: Path, repository: Path) -> None:
+    python, repo = sys.executable, str(repository)
+    servers = [
+        McpServer("time", command=[python, "-m", "mcp_server_time", "--local-timezone", "UTC"], start_timeout=120),
+        McpServer("git", command=[python, "-m", "mcp_server_git", "--repository", repo], start_timeout=120),
+    ]
+    convert = {"source_timezone": "UTC", "time": "12:00", "target_timezone": "Asia/Tokyo"}
+    agent = in_turn(
+        ("mcp__time__convert_time", convert),
+        ("mcp__git__git_status", {"repo_path": repo}),
+        ("mcp__git__git_add", {"repo_path": repo, "files": ["hello.txt"]}),
+        ("mcp__git__git_diff_staged", {"repo_path": repo}),
+    )
+    async with Place("sqlite", tmp_path).runtime(agent, mcp=servers) as runtime:
+        result = await (await runtime.session("work")).run("go")
+        session = await runtime.session("killed")
+        pid = runtime.mcp.attached["git"].connection.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)  # it takes the call, and does not get to answer
+        broken = []
+        async with session.stream("go") as turn:
+            async for event in turn:
+                if isinstance(event, ToolStarted) and event.tool == "mcp__git__git_status":
+                    os.kill(pid, signal.SIGKILL)
+            broken = (await turn.result()).tool_calls
+        await until(lambda: (runtime.mcp.status()[1].starts, runtime.mcp.status()[1].state) == (2, "ready"))
+        after = await (await runtime.session("after")).run("go")
+
+    assert [type(call.outcome) for call in result.tool_calls] == [Ok] * 4
+    assert "21:00" in str(result.tool_calls[0].value)
+    assert "hello.txt" in str(result.tool_calls[1].value)
+    assert "+hello, world" in str(result.tool_calls[3].value)
+    assert type(broken[0].outcome) is Ok  # the other server is not concerned
+    assert isinstance(broken[1].outcome, OutcomeUnknown)
+    assert [type(call.outcome) for call in after.tool_calls] == [Ok] * 4
