@@ -53,7 +53,7 @@ class Unhurried(SystemClock):
     writes of a turn are the same every time."""
 
     async def sleep(self, seconds: float) -> None:
-        if seconds <= WRITE_AFTER:
+        if seconds == WRITE_AFTER / 2:
             await asyncio.Event().wait()
         await super().sleep(seconds)
 
@@ -167,3 +167,66 @@ async def called(lab: Lab) -> None:
             with contextlib.suppress(AlreadyAnswered):
                 await session.approve(f"{SESSION}.1.1.0.1", by="operator")
             await session.result(f"{SESSION}.1")
+
+
+SLEEPS = """```python
+print('before')
+await sleep(0.01)
+print('after')
+seen = await look(1)
+finish(f'slept, {seen}')
+finish('never')
+print('never')
+```"""
+
+
+def sleeper(lab: Lab) -> Agent[str]:
+    """An agent whose cell prints, sleeps, calls and finishes."""
+
+    @tool(recovery="rerun")
+    async def look(n: int, ctx: ToolContext[Any]) -> int:
+        """Look."""
+        await lab.effect("look", ctx.idempotency_key)
+        return n + 1
+
+    answer = FunctionModel(lambda request: ModelResponse(SLEEPS, (), Usage(input=1, output=2)))
+    return Agent(answer, name="sleeper", tools=[look], mode="code", plugins=[Saved()])
+
+
+async def slept(lab: Lab) -> None:
+    async with lab.runtime([sleeper(lab)], clock=Unhurried()) as runtime:
+        await (await runtime.session(SESSION)).run("go", key="go")
+
+
+WAITS = "```python\nprint('before')\nwhole = False\nawait hang()\nwhole = True\n```"
+
+
+def hanging(lab: Lab, begun: asyncio.Event) -> Agent[str]:
+    """An agent whose cell calls what never ends."""
+
+    @tool
+    async def hang(ctx: ToolContext[Any]) -> None:
+        """Never end."""
+        await lab.effect("hang", ctx.idempotency_key)
+        begun.set()
+        await asyncio.Event().wait()
+
+    def answer(request: ModelRequest) -> ModelResponse:
+        again = any(message.role == "assistant" for message in request.messages)
+        return ModelResponse("I stop." if again else WAITS, (), Usage(input=1, output=2))
+
+    return Agent(FunctionModel(answer), name="hanging", tools=[hang], mode="code", plugins=[Saved()])
+
+
+async def cancelled(lab: Lab) -> None:
+    """The cell is cancelled while its call runs; in a life after that, the turn ends by itself."""
+    begun = asyncio.Event()
+    async with lab.runtime([hanging(lab, begun)], clock=Unhurried()) as runtime:
+        session = await runtime.session(SESSION)
+        receipt = await session.send("go", key="go")
+        running = asyncio.ensure_future(receipt.result())
+        hangs = asyncio.ensure_future(begun.wait())
+        await asyncio.wait({running, hangs}, return_when=asyncio.FIRST_COMPLETED)
+        hangs.cancel()
+        await session.cancel()
+        await running

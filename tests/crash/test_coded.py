@@ -11,7 +11,16 @@ from msgspec import Struct
 
 from mainstay.testing.crash import MODES, Crash, ForkServer, Mode, Played, StoreKind, kill_everywhere, play
 from tests.codemode.kit import require_sandbox
-from tests.crash.coded import ANSWER, approved, approved_without_key, coded, coded_in_cpython, coded_without_key
+from tests.crash.coded import (
+    ANSWER,
+    approved,
+    approved_without_key,
+    cancelled,
+    coded,
+    coded_in_cpython,
+    coded_without_key,
+    slept,
+)
 from tests.crash.reference import SESSION
 
 
@@ -182,3 +191,36 @@ def test_cell_that_waits_for_a_person_survives_every_crash(scenario: Any, store:
         assert row.played.count("sign") <= 1
         unknown = session.calls[-1].outcome == "outcome_unknown"
         assert session.said[-1] == ("assistant: I stop." if unknown else "assistant: [1, 2] signed 2"), row.crash
+
+
+def test_cell_that_prints_sleeps_and_finishes_survives_every_crash() -> None:
+    """What it printed is told once, the sleep is made once, and of two finishes the first one stands."""
+    report = kill_everywhere(slept)
+
+    assert (report.lost, report.problems, report.unreached) == (0, [], [])
+    assert {"append 1: replied 1 + called 1.0", "append 1: ended 1.0 + called 1.1", "commit 1"} <= {
+        row.crash.point for row in report.rows
+    }
+    for row in report.rows:
+        session = row.played.ending.session(SESSION)
+        assert session is not None
+        assert session.said[-1] == "assistant: slept, 2", row.crash
+        assert [call.tool for call in session.calls] == ["sleep", "look", "finish"], row.crash
+        assert row.played.count("look") <= 2, row.crash
+
+
+def test_cell_that_is_cancelled_survives_every_crash() -> None:
+    """Its call is begun once at most; the turn ends as cancelled, or, where its call was cut off by the crash, by its
+    model, who was told that its end is unknown."""
+    report = kill_everywhere(cancelled)
+
+    assert (report.lost, report.problems, report.unreached) == (0, [], [])
+    for row in report.rows:
+        session = row.played.ending.session(SESSION)
+        assert session is not None
+        assert (session.state, session.inbox, session.waiting) == ("idle", [], []), row.crash
+        assert session.turns in ({1: "cancelled"}, {1: "finished"}), row.crash
+        assert row.played.count("hang") <= 1, row.crash
+        if session.turns == {1: "finished"}:
+            assert session.said[-1] == "assistant: I stop.", row.crash
+            assert session.calls[-1].outcome == "outcome_unknown", row.crash

@@ -280,7 +280,6 @@ class Cell:
 
     def begin(self, worker: Worker, variables: bytes | None) -> CodeStep:
         def first() -> Snapshot:
-            worker.open()
             if variables is not None:
                 worker.load(variables)
             else:
@@ -303,7 +302,6 @@ class Cell:
         """`frozen`: the cell was saved, and `worker` has not loaded it yet."""
 
         def first() -> Snapshot:
-            worker.open()
             snapshot = self._snapshot if frozen is None else worker.load_cell(frozen, self._print)
             assert snapshot is not None
             return self._answered(snapshot, answer)
@@ -326,9 +324,11 @@ class Cell:
         del self._ids[number]
 
     def _run(self, worker: Worker, first: Callable[[], Snapshot]) -> CodeStep:
-        self._worker, began = worker, time.monotonic()
+        self._worker = worker
         self._fresh, self._printed = [], []
         try:
+            worker.open()
+            began = time.monotonic()  # a process that has to be started takes no time of the cell
             snapshot = first()
             while (following := self._next(snapshot)) is not None:
                 snapshot = following
