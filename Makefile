@@ -25,7 +25,7 @@ OTHERS := 3.11 3.12 3.13 3.14
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: help setup demo lint types imports check quick test test-all test-again test-crash test-mcp test-wire test-commands mutants soak fuzz cover bench bench-peers format clean \
+.PHONY: help setup demo lint types imports check quick test test-all test-again test-crash test-mcp test-wire test-commands test-code mutants soak fuzz cover bench bench-peers format clean \
         $(addprefix smoke-,$(OTHERS))
 
 help: ## Show this list
@@ -129,6 +129,10 @@ test-wire: $(WIRE) ## Our readers against the official SDKs, on the same bytes
 
 test-commands: $(DEV) ## Everything about OS commands at full size: gigabytes of output, hundreds of commands
 	MAINSTAY_COMMANDS=whole $(PYTEST) -n $(JOBS) tests/commands
+
+test-code: $(DEV) ## Cells of every turn in full CPython, and killed at every point there; escapes, and thousands of programs
+	MAINSTAY_CODE=cpython MAINSTAY_FUZZ=full $(PYTEST) -n $(JOBS) tests/codemode tests/crash/test_coded.py \
+	  tests/tools/test_run_code.py $(wildcard tests/tools/test_cells*.py)
 
 test-crash: $(DEV) ## The crash matrix with every real kill and every pair of kills
 	MAINSTAY_CRASH=full $(PYTEST) -n $(JOBS) tests/crash

@@ -11,6 +11,9 @@ from mainstay.model.code import CPython
 from mainstay.model.message import Message
 from mainstay.testing import FunctionModel
 
+CODE = CPython() if os.environ.get("MAINSTAY_CODE") == "cpython" else None
+"""What runs the cells of tests that do not say it."""
+
 
 def cell(code: str) -> str:
     return f"```python\n{code}\n```"
@@ -18,7 +21,7 @@ def cell(code: str) -> str:
 
 def coder(*answers: str, seen: list[Sequence[Message]] | None = None, **options: Any) -> Agent[Any]:
     """An agent in code mode that gives these answers in order; an empty one is never given. `seen` is filled with the
-    conversations that the model was shown. `MAINSTAY_CODE=cpython` runs the cells of all tests in CPython."""
+    conversations that the model was shown."""
     given = iter(answers)
 
     def answer(request: ModelRequest) -> ModelResponse:
@@ -26,8 +29,7 @@ def coder(*answers: str, seen: list[Sequence[Message]] | None = None, **options:
             seen.append(request.messages)
         return ModelResponse(next(given), (), Usage(input=1, output=2))
 
-    if os.environ.get("MAINSTAY_CODE") == "cpython":
-        options.setdefault("code", CPython())
+    options.setdefault("code", CODE)
     return Agent(FunctionModel(answer), name="coder", mode="code", **options)
 
 

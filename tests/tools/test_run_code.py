@@ -14,7 +14,7 @@ from mainstay.model.tool import Cancelled, Failed, Ok, OutcomeUnknown
 from mainstay.plugins.hooks import ToolCallContext
 from mainstay.testing import FunctionModel
 from tests.kit import SOON, Place, crashed_in
-from tests.tools.coding import cell
+from tests.tools.coding import CODE, cell
 from tests.turn.protocols import Planning
 
 
@@ -42,6 +42,7 @@ def caller(*answers: Any, seen: list[Any] | None = None, tools: Any = (double, s
         requests.append(request)
         return next(given)
 
+    options.setdefault("code", CODE)
     return Agent(FunctionModel(answer), name="caller", tools=[*tools, run_code], **options)
 
 
