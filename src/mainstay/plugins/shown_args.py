@@ -21,13 +21,21 @@ log = logging.getLogger("mainstay.plugins")
 class ShownArgs:
     """What is shown of the arguments of one call. `key` is that of the store: marks are the same in all its workers."""
 
-    __slots__ = ("_call_id", "_marks", "_provider", "_spec")
+    __slots__ = ("_call_id", "_last", "_marks", "_provider", "_spec")
 
     def __init__(self, provider: HidesSecrets, spec: ToolSpec, call_id: str, key: bytes) -> None:
         self._provider, self._spec, self._call_id, self._marks = provider, spec, call_id, Marks(key)
+        self._last: tuple[dict[str, Any], dict[str, Any]] | None = None
 
     def shown(self, args: dict[str, Any]) -> dict[str, Any]:
         """The arguments with marks in place of secrets. Where their set fails to tell, all of them are hidden."""
+        if self._last is not None and self._last[0] == args:  # plugins, the record and events see the same
+            return args if self._last[1] is self._last[0] else self._last[1]
+        found = self._asked(args)
+        self._last = (args, found)
+        return found
+
+    def _asked(self, args: dict[str, Any]) -> dict[str, Any]:
         call = PreparedCall(self._call_id, self._spec.tool_id, self._spec.name, copied(args))
         try:
             found = clean(dict(self._provider.shown_args(call, self._marks)))
