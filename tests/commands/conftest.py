@@ -160,7 +160,7 @@ def require(how: Implementation, monkeypatch: pytest.MonkeyPatch) -> None:
     """Skip where this machine has no such sandbox, unless it is required. One that can be made, and lets something
     through, is our fault: its tests run, and fail."""
     if how == "bubblewrap":
-        monkeypatch.setenv("PATH", f"{bubblewrap().parent}:{os.environ['PATH']}")
+        monkeypatch.setenv("MAINSTAY_BWRAP", str(bubblewrap()))
     found = examine(how)
     if found.refused and not found.attacks:
         missing(how, found.refused)

@@ -136,7 +136,7 @@ def test_an_unprivileged_user_is_confined_alike(how: Implementation, monkeypatch
         for name in ("confine.py", "probe.py", "shim.py"):
             shutil.copy(Path(str(shim.__file__)).with_name(name), here)
         if how == "bubblewrap":
-            monkeypatch.setenv("PATH", f"{copied_for_others(bubblewrap(), here).parent}:{os.environ['PATH']}")
+            monkeypatch.setenv("MAINSTAY_BWRAP", str(copied_for_others(bubblewrap(), here)))
         Path(folder).chmod(0o755)
         os.chown(base, NOBODY, NOBODY)
         attacks = attack(how, str(base), Programs(str(here), python, str(Path(python).parents[1])), NOBODY)
@@ -413,6 +413,21 @@ async def test_repositories_in_a_root_are_protected_as_its_own_is(
 async def runtime(tmp_path: Path) -> AsyncIterator[Runtime]:
     async with Runtime(tmp_path / "store" / "agent.db") as made:
         yield made
+
+
+def test_program_of_a_folder_that_commands_may_change_makes_no_sandbox(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder of an environment is in the PATH of a host, and may be in a root."""
+    planted = tmp_path / "root" / ".venv" / "bin" / "bwrap"
+    planted.parent.mkdir(parents=True)
+    planted.write_text(f"#!/bin/sh\ntouch '{tmp_path}/escaped'\n")
+    planted.chmod(0o755)
+    monkeypatch.delenv("MAINSTAY_BWRAP", raising=False)
+    monkeypatch.setenv("PATH", f"{planted.parent}:{os.environ['PATH']}")
+    examine("bubblewrap")
+
+    assert not (tmp_path / "escaped").exists()
 
 
 async def test_runtime_chooses_a_sandbox_and_stores_it(runtime: Runtime, tmp_path: Path) -> None:

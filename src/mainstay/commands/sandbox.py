@@ -294,7 +294,13 @@ def confined_environment(env: Mapping[str, str], given: Iterable[str]) -> dict[s
 
 
 def _bubblewrap() -> str:
-    found = shutil.which("bwrap", path=os.environ.get("PATH", "/usr/bin:/bin"))
+    """The program, which runs outside of every sandbox: from a folder of the system, or the one that the host names. A
+    folder of the PATH may be in a root, such as that of an environment, where a command could put its own."""
+    if named := os.environ.get("MAINSTAY_BWRAP", ""):
+        return os.path.realpath(named) if os.path.isabs(named) and os.access(named, os.X_OK) else ""
+    folders = [each for each in os.environ.get("PATH", "/usr/bin:/bin").split(":") if each.startswith("/")]
+    of_system = [each for each in folders if f"{os.path.realpath(each)}/".startswith(tuple(f"{x}/" for x in SYSTEM))]
+    found = shutil.which("bwrap", path=":".join(of_system) or "/nowhere")
     return os.path.realpath(found) if found else ""
 
 
@@ -325,7 +331,7 @@ def examine_now(how: Implementation) -> Examined:
     if sys.platform != "linux":
         return Examined(how, f"it is a matter of Linux, and this is {sys.platform}")
     if how == "bubblewrap" and not _bubblewrap():
-        return Examined(how, "there is no program bwrap")
+        return Examined(how, "there is no program bwrap in a folder of the system")
     if how == "landlock":
         from mainstay.commands import confine  # noqa: PLC0415  # it maps a library, and knows Linux alone
 
