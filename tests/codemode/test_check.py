@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from mainstay.codemode.check import Diagnostic, judge, read_cell, read_diagnostics
+from mainstay.codemode.check import CellCode, Diagnostic, Verdict, judge, read_cell, read_diagnostics
 from mainstay.codemode.stubs import Functions
 from mainstay.ports.code import Executor
 from tests.codemode.kit import TOOLS, executing, run, tool
@@ -103,7 +103,11 @@ a['item'] = 2
 
 @pytest.mark.parametrize("code", ["x = (", "\0", "(" * 10_000, "x = 1\n" + "-" * 50_000 + "1"])
 def test_code_that_this_python_cannot_read_is_left_to_the_interpreter(code: str) -> None:
-    assert read_cell(code, CALLS).unawaited == ()
+    read = read_cell(code, CALLS)
+
+    assert read == CellCode(unread=True)
+    missed = Diagnostic("unresolved-reference", "Name `search` used when not defined", 1)
+    assert judge(read, [missed], CALLS, CALLS) == Verdict()
 
 
 def test_what_is_no_report_of_the_checker_is_no_finding() -> None:

@@ -34,13 +34,14 @@ class Fault(Struct, frozen=True):
 class CellCode(Struct, frozen=True):
     """A cell as it was read: the names that it binds for later cells, and calls that it does not await.
 
-    `mentions` are all names that stand in it. A cell that this Python cannot parse has none of this, and is left to the
-    interpreter, whose grammar may be another.
+    `mentions` are all names that stand in it. A cell that this Python cannot parse has none of this (`unread`), and is
+    left to the interpreter, whose grammar may be another.
     """
 
     binds: tuple[str, ...] = ()
     mentions: frozenset[str] = frozenset()
     unawaited: tuple[Fault, ...] = ()
+    unread: bool = False
 
 
 def read_cell(code: str, asynchronous: Collection[str]) -> CellCode:
@@ -52,7 +53,7 @@ def read_cell(code: str, asynchronous: Collection[str]) -> CellCode:
         mentions = frozenset([node.id for node in parents if type(node) is ast.Name])
         return CellCode(binds, mentions, tuple(_unawaited(parents, asynchronous)))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return CellCode()
+        return CellCode(unread=True)
 
 
 def _parents(tree: ast.Module) -> dict[ast.AST, ast.AST]:
@@ -230,6 +231,8 @@ def judge(
     code: CellCode, diagnostics: Sequence[Diagnostic], asynchronous: Collection[str], known: Collection[str]
 ) -> Verdict:
     """Sort what was found. `known` are all names that a cell may use, for "did you mean"."""
+    if code.unread:  # the checker was not told of the names that it mentions, and would miss them
+        return Verdict()
     faults = list(code.unawaited)
     seen = {fault.line for fault in faults}
     notes: list[Fault] = []
