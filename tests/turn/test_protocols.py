@@ -64,6 +64,12 @@ def test_model_is_shown_calls_only_where_it_is_offered_tools_and_each_with_its_r
     assert bool(asked.tools) or not calls
 
 
+def test_native_tool_calls_are_asked_for_with_the_prompt_as_it_is() -> None:
+    prompt = Prompt("Be kind.", PAST, TOOLS)
+
+    assert ToolsProtocol().ask(prompt) is prompt
+
+
 @every_protocol
 def test_nothing_of_the_past_is_lost_for_the_model(protocol: TurnProtocol) -> None:
     shown = msgspec.json.encode(protocol.ask(Prompt("", PAST, TOOLS)).messages).decode()

@@ -44,6 +44,7 @@ from mainstay.ports.services import StreamEnd, TurnHooks
 from mainstay.ports.store import BlobStore
 from mainstay.turn import prompt
 from mainstay.turn.machine import CUT_OFF
+from mainstay.turn.tools import NATIVE
 
 log = logging.getLogger("mainstay.engine")
 
@@ -236,7 +237,9 @@ class ModelCaller:
         if run.hooks is not None and run.hooks.in_model_calls:
             instructions, messages = await run.hooks.shape(effect.step, tools, instructions, messages)
             await run.journal.flush()  # hooks may have noted something
-        asked: Prompt = agent.protocol.ask(Prompt(instructions, messages, tools, agent.output_schema))
+        asked = Prompt(instructions, messages, tools, agent.output_schema)
+        if agent.protocol is not NATIVE:  # which asks with all of it as it is
+            asked = agent.protocol.ask(asked)
         return ModelRequest(
             prompt.request_messages(asked.instructions, asked.messages) if asked.instructions else asked.messages,
             asked.tools,
