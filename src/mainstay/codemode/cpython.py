@@ -299,8 +299,6 @@ class CPythonRepl:
 
     async def _step(self, cell: Cell, step: Callable[..., CodeStep], *args: Any, waits: bool) -> CodeStep:
         """Let the cell run on. A cancel kills the process: nothing else ends code that does not wait."""
-        if self.worker is not None and self.worker.spent > pipe.MOST_SPENT:
-            await self._give_back()
         if self.worker is None:
             why = await self._begin_again([*self._cells, cell.kept()] if waits else self._cells, waits)
             if why:
