@@ -76,3 +76,33 @@ async def test_script_of_a_package_reaches_nothing_outside(model: Conversation, 
     assert (work / "ran").exists()
     assert (work / "stolen").read_text() == ""
     assert not (work.parent / "made").exists()
+
+
+CHANGES_ITS_PYTHON = """
+import asyncio, sys
+from mainstay import Runtime, Workspace
+
+async def main(root, store, *accept):
+    workspace = Workspace([root], accept=accept)
+    async with Runtime(store) as runtime:
+        words = ["sh", "-c", f"echo changed > {root}/.venv/marked; echo made > {root}/made"]
+        job = await runtime.command(words, sandbox=workspace.confinement(store))
+        await job.result()
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("accepted", [False, True], ids=["by default", "accepted"])
+def test_the_python_of_the_host_cannot_be_changed_in_a_root_unless_that_is_accepted(
+    work: Path, tmp_path: Path, accepted: bool
+) -> None:
+    if all(examine(how).refused for how in ("bubblewrap", "namespaces")):
+        missing("namespaces", "no mount namespace can be made here")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", work / ".venv"], check=True)
+    line = [work / ".venv" / "bin" / "python", "-c", CHANGES_ITS_PYTHON, work, tmp_path / "store" / "a.db"]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([each for each in sys.path if each])}
+    subprocess.run([*line, *(["python"] if accepted else [])], env=env, check=True)
+
+    assert (work / "made").exists(), "the root can be changed"
+    assert (work / ".venv" / "marked").exists() == accepted

@@ -18,7 +18,7 @@ from mainstay.model import validate
 Implementation: TypeAlias = Literal["bubblewrap", "namespaces", "landlock", "none"]
 """By which means a command is confined. "none": by none, because the host allowed that where there are no others."""
 
-SandboxGap: TypeAlias = Literal["git", "unix_sockets", "attributes"]
+SandboxGap: TypeAlias = Literal["git", "unix_sockets", "attributes", "python"]
 """What a host may accept by name.
 
 "git": commands change what is in `.git`, and without a mount namespace also its configuration and hooks; with one these
@@ -26,6 +26,8 @@ stay read-only. Without it `.git` is read-only, and where there is no mount name
 "unix_sockets": sockets in the folders that are granted may be connected to; a mount namespace is needed.
 "attributes": where there is no mount namespace, commands may change modes, owners and times of all files of this user;
 without it they may change none.
+"python": commands change the environment of this Python where it lies in a root, and so what the host runs next.
+Without it, it is read-only; where there is no mount namespace that holds as long as the root is read-only itself.
 """
 
 MOST_PATHS = 256

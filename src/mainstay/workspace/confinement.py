@@ -24,7 +24,7 @@ def with_paths(asked: Confinement, store: str | None) -> Confinement:
     """
     roots = asked.write
     kept = GIT_PRIVATE if "git" in asked.accept else ("",)
-    read = [*asked.read, *_own_python(roots)]
+    read = [*asked.read, *_own_python(roots, "python" in asked.accept)]
     hide = [f"{root}/{OWN_FOLDER}" for root in roots]
     try:
         hide += () if store is None else folder_of_store(store, (*roots, *asked.read))
@@ -39,11 +39,17 @@ def with_paths(asked: Confinement, store: str | None) -> Confinement:
     )
 
 
-def _own_python(roots: tuple[str, ...]) -> list[str]:
-    """Where this Python is, the environment that it runs in, and this package, unless they are in a root and so may be
-    changed. The package lies elsewhere where it is installed in editable mode; pytest, for one, loads its plugin."""
+def _own_python(roots: tuple[str, ...], may_change: bool) -> list[str]:
+    """Where this Python is, the environment that it runs in, and this package: in a root, too, unless the host accepts
+    that commands change there what it runs itself. The package lies elsewhere where it is installed in editable mode;
+    pytest, for one, loads its plugin."""
     package = os.path.dirname(os.path.dirname(__file__))
     folders = [os.path.realpath(folder) for folder in (sys.prefix, sys.base_prefix, package)]
     if any(f"{folders[-1]}/".startswith(f"{each}/") for each in folders[:-1]):
         folders.pop()
-    return [each for each in folders if each != "/" and not any(f"{each}/".startswith(f"{root}/") for root in roots)]
+    granted = [root for root in roots if may_change]
+    return [
+        each
+        for each in folders
+        if each != "/" and each not in roots and not any(f"{each}/".startswith(f"{root}/") for root in granted)
+    ]
