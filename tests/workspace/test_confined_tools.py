@@ -100,9 +100,11 @@ def test_the_python_of_the_host_cannot_be_changed_in_a_root_unless_that_is_accep
     if all(examine(how).refused for how in ("bubblewrap", "namespaces")):
         missing("namespaces", "no mount namespace can be made here")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", work / ".venv"], check=True)
-    line = [work / ".venv" / "bin" / "python", "-c", CHANGES_ITS_PYTHON, work, tmp_path / "store" / "a.db"]
+    python, store = work / ".venv" / "bin" / "python", tmp_path / "store" / "a.db"
+    line = [str(python), "-c", CHANGES_ITS_PYTHON, str(work), str(store)]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([each for each in sys.path if each])}
-    subprocess.run([*line, *(["python"] if accepted else [])], env=env, check=True)
+    line += ["python"] if accepted else []
+    subprocess.run(line, env=env, check=True)
 
     assert (work / "made").exists(), "the root can be changed"
     assert (work / ".venv" / "marked").exists() == accepted
