@@ -8,8 +8,10 @@ change in any release.
 from mainstay.agent import Agent
 from mainstay.errors import MainstayError, Retry, ToolError, TurnFailed
 from mainstay.model.agent import Budget, Caller
+from mainstay.model.limit import Limit
 from mainstay.model.llm import ModelRequest, ModelResponse, ModelSettings, RateLimit, Usage
 from mainstay.model.message import Audio, Document, FileRef, Image, Message, ToolCall, ToolResult
+from mainstay.model.spending import Price
 from mainstay.model.tool import ProviderTool
 from mainstay.plugins.hooks import Plugin
 from mainstay.ports.tool import ToolProvider
@@ -35,12 +37,14 @@ __all__ = [
     "Document",
     "FileRef",
     "Image",
+    "Limit",
     "MainstayError",
     "Message",
     "ModelRequest",
     "ModelResponse",
     "ModelSettings",
     "Plugin",
+    "Price",
     "Process",
     "ProcessContext",
     "ProcessHandle",

@@ -49,6 +49,7 @@
     │   └── ProcessStuck        it cannot go on until a person looks
     ├── StepFailed            a step of a durable function failed for good
     │   └── OutcomeUnknown      its end was not seen
+    ├── LimitReached          what may be spent is spent: a model is not asked
     ├── TimedOut              a wait ended because its caller had set a limit
     ├── Diverged              a durable function asks for something else than its journal tells
     ├── NotRevived            what is recorded does not fit the type that the code declares for it today
@@ -606,6 +607,21 @@ class OutcomeUnknown(StepFailed):
 
     def __init__(self, step: str, why: str) -> None:
         super().__init__(step, "outcome_unknown", why)
+
+
+class LimitReached(MainstayError):
+    """What may be spent (`Limit`) is spent, so that a model was not asked. A turn ends with an outcome of this name."""
+
+    code = "limit_reached"
+
+    def __init__(self, kind: str, limit: float, spent: float, per: str, key: Any = None, window: str = "") -> None:
+        self.kind, self.limit, self.spent, self.per, self.key, self.window = kind, limit, spent, per, key, window
+        whose = "all" if per == "all" else f"{per} {quoted(key)}"
+        span = f" a {window}" if window else ""
+        super().__init__(
+            f"the limit of {limit:g} {kind}{span} of {whose} is spent ({spent:g}): raise it in Runtime(limits=[…]) and "
+            "call session.resume(), or wait for the next window"
+        )
 
 
 class TimedOut(MainstayError, TimeoutError):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import datetime
 import functools
+import importlib.util
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,6 +18,7 @@ from msgspec.structs import replace
 from mainstay.engine.deps import function_of_caller
 from mainstay.engine.host import SystemClock, SystemRandom
 from mainstay.engine.lease import LeaseTerms, Pulse, Worker
+from mainstay.engine.limits import SpendLimits
 from mainstay.engine.rate_limits import RateLimits
 from mainstay.engine.rate_limits import checked as checked_limits
 from mainstay.engine.runner import Activity, Mode, Stage, Supervisor
@@ -37,10 +40,12 @@ from mainstay.model.code import CPython
 from mainstay.model.codec import clean, clean_text, encode_checked
 from mainstay.model.command import CommandOptions, CommandResult, CommandSettings
 from mainstay.model.ids import check_session_id, mint
+from mainstay.model.limit import Limit
 from mainstay.model.llm import RateLimit
 from mainstay.model.message import Scalar
 from mainstay.model.process import ProcessRow
 from mainstay.model.session import Answer, Declared, Offers, load_settings, same_metadata
+from mainstay.model.spending import Price, UsageFilter, hour_of
 from mainstay.observe.feed import Feed
 from mainstay.observe.relay import Relay
 from mainstay.observe.remote import LiveServer
@@ -48,6 +53,7 @@ from mainstay.plugins.hooks import Plugin
 from mainstay.plugins.registry import engines_of, shut_down
 from mainstay.ports.code import Executor
 from mainstay.ports.host import Clock, Random
+from mainstay.ports.provider import Prices
 from mainstay.ports.services import TraceSink
 from mainstay.ports.store import OnDisk, Store, WorkerSockets
 from mainstay.processes.command import in_foreground, owner_of, prepared
@@ -75,6 +81,7 @@ from mainstay.sessions.session import Session
 from mainstay.sessions.setup import checked_options
 from mainstay.sessions.subagents import TurnEngine
 from mainstay.sessions.turns import SessionTask, TurnPorts, Turns
+from mainstay.sessions.usage import UsageGroup, moment, total
 from mainstay.sessions.wakes.delivery import ProcessFeed, Wakes
 from mainstay.sessions.wakes.late_results import LateResults
 from mainstay.sessions.watch import SWEEP_SECONDS, TurnWatch, could_work, see_to_needs, sweep
@@ -107,6 +114,9 @@ class Runtime:
     agents and processes nothing but commands is run; with `recover=False`, only what is said, started, answered or
     resumed here.
 
+    `limits` bound what may be spent, in all processes of this store together. `prices` says what models cost, by their
+    names: `Price(…)` each, or "genai-prices" for the table of that package.
+
     `search=True` has the store keep an index of what is said in its sessions, False drops it; None leaves it as it is.
 
     `mcp` are servers whose tools its agents are offered. Give an empty list to attach some later (`runtime.mcp`).
@@ -131,6 +141,8 @@ class Runtime:
         lease: LeaseTerms | None = None,
         models: Mapping[str, Any] | None = None,
         rate_limits: Mapping[str, RateLimit] | None = None,
+        limits: Iterable[Limit] = (),
+        prices: Mapping[str, Price] | Prices | Callable[[str], Price | None] | str | None = None,
         retention: Retention | None = None,
         commands: CommandSettings | None = None,
         mcp: Iterable[McpServer] | None = None,
@@ -159,6 +171,10 @@ class Runtime:
         self._cache_bytes = validate.count(cache_bytes, "cache_bytes", 0, InvalidDefinition)
         self._models = {} if models is None else checked_models(models)
         self._rate_limits = {} if rate_limits is None else checked_limits(rate_limits)
+        self._limits = _checked_limits(validate.several(limits, "limits", InvalidDefinition))
+        if prices is None and any(each.kind == "money" for each in self._limits):
+            prices = _bundled_prices()
+        self._prices = None if prices is None else _price_table(prices)
         self._terms = LeaseTerms() if lease is None else lease
         if not isinstance(self._terms, LeaseTerms):
             raise InvalidDefinition(f"lease={quoted(lease)} is not usable: give LeaseTerms")
@@ -283,6 +299,9 @@ class Runtime:
         mode, activity = Mode(), Activity()
         supervisor, background = Supervisor(), Supervisor()
         limits = RateLimits(self._rate_limits, self._models, clock, background.spawn)
+        spend_limits = None
+        if self._limits:
+            spend_limits = SpendLimits(self._limits, self._prices, clock, background.spawn)
         feed = Feed(worker.id, clock.monotonic)
         calls = CallPorts(
             services=lambda run: SessionHost(parts, run.scope.session_id, run.agent.name, run),
@@ -311,7 +330,7 @@ class Runtime:
         )
         turns = Turns(
             worker, mode, activity, feed, supervisor, dispatcher, definitions, models, limits, cache, archive, outcomes,
-            ports, self._trace,
+            ports, self._trace, spend_limits, self._prices,
         )  # fmt: skip
         passive = not self._agents and not self._functions
         events = ProcessEvents(
@@ -339,6 +358,8 @@ class Runtime:
             definitions=definitions,
             models=models,
             limits=limits,
+            prices=self._prices,
+            spend_limits=spend_limits,
             feed=feed,
             relay=Relay(feed, store, store if isinstance(store, WorkerSockets) else None, outcomes, background.spawn),
             deadlocks=dispatcher.deadlocks,
@@ -665,6 +686,31 @@ class Runtime:
         """List processes, and everything else that a host may do with them."""
         return self._open().processes
 
+    async def usage(
+        self,
+        by: str | Sequence[str] = "model",
+        *,
+        since: datetime.datetime | datetime.date | int | None = None,
+        until: datetime.datetime | datetime.date | int | None = None,
+        session: str | None = None,
+        agent: str | None = None,
+        metadata: Mapping[str, Scalar] | None = None,
+    ) -> list[UsageGroup]:
+        """What all sessions of this store have spent, in sums: `by` "model", "label", "agent", "session", "family",
+        "day", "hour" (UTC) or "metadata.<key>", or several of them.
+
+        `session` is one with everything that it has led to, its subagents too. `since` and `until` are in whole hours:
+        the one in which `since` is counts. Turns count when they end; `session.usage()` tells of open ones too.
+        """
+        store = self._open().store
+        wanted = UsageFilter(
+            since=None if (first := moment(since, "since")) is None else hour_of(first),
+            until=moment(until, "until"),
+            session_id=None if session is None else check_session_id(session),
+            agent=None if agent is None else validate.name(agent, "agent"),
+        )
+        return await total(store, by, wanted, None if metadata is None else dict(validate.metadata(metadata)))
+
     @property
     def operations(self) -> RuntimeOperations:
         """What may be asked of the agents' plugins."""
@@ -691,6 +737,28 @@ class Runtime:
     @property
     def store(self) -> Store:
         return self._store
+
+
+def _checked_limits(given: Sequence[Any]) -> tuple[Limit, ...]:
+    names = set[str]()
+    for each in given:
+        if not isinstance(each, Limit):
+            raise InvalidDefinition(f"limits=[{quoted(each):.80}] is not usable: give Limit(…)")
+        if each.name in names:
+            raise InvalidDefinition(f"two limits are {each.name}: one of them would never be reached")
+        names.add(each.name)
+    return tuple(given)
+
+
+def _bundled_prices() -> str | None:
+    """The table that is installed, if one is: without any, models are refused where a limit on money holds."""
+    return "genai-prices" if importlib.util.find_spec("genai_prices") is not None else None
+
+
+def _price_table(prices: Any) -> Prices:
+    from mainstay.providers.prices import checked  # noqa: PLC0415  # importing Mainstay imports no provider
+
+    return checked(prices)
 
 
 def _on_disk(store: Store, what: str) -> OnDisk:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mainstay import Agent, Image, Runtime, ToolCall, ToolContext, Workspace, tool
+from mainstay import Agent, Image, Limit, Runtime, ToolCall, ToolContext, Workspace, tool
 from mainstay.model.codec import encode
 from mainstay.model.message import Message
 from mainstay.model.record import Said
@@ -18,6 +18,7 @@ from mainstay.stores.sqlite import SqliteStore
 from mainstay.stores.sqlite.database import CHECKPOINT_WRITES
 from mainstay.stores.sqlite.locks import LockFile
 from mainstay.testing import FunctionModel, ScriptedModel
+from tests.cli.sample_agents import helper
 from tests.cli.shell import say, shell, shell_json
 
 
@@ -321,3 +322,19 @@ def test_a_deep_look_finds_files_whose_bytes_are_gone(store: Path) -> None:
     result = shell("doctor", "--deep", store=store)
     assert result.exit_code == 1
     assert digest in result.stdout.replace("\n", "").replace(" ", "")
+
+
+def test_doctor_names_who_has_nearly_spent_a_limit(store: Path) -> None:
+    async def work() -> None:
+        limits = [Limit(turns=5, per="metadata.user"), Limit(turns=100, per="all", window="day")]
+        async with Runtime(store, agents=[helper], limits=limits) as runtime:
+            for number in range(4):
+                await (await runtime.session(f"s{number}", metadata={"user": "ann"})).run("hello")
+            await (await runtime.session("b", metadata={"user": "bob"})).run("hello")
+
+    asyncio.run(work())
+    found = shell_json("doctor", store=store)
+
+    assert [(need["about"], need["problem"]) for need in found["needs"]] == [
+        ('limit of metadata.user "ann"', "4 turns of 5 turns are spent")
+    ]

@@ -337,3 +337,28 @@ def test_what_was_said_is_found_where_the_store_keeps_an_index(described: Path) 
     assert {hit["session_id"] for hit in found["hits"]} == {"s-1"}
     assert found["indexed"] == 1.0
     assert "text.1.0" in shown.stdout
+
+
+# ---------------------------------------------------------------------- usage
+
+
+def test_usage_is_shown_in_sums_told_apart_as_asked(described: Path) -> None:
+    say(described, "plain", "look")
+
+    rows = table(shell("usage", "--by", "user", store=described).stdout)
+    found = shell_json("usage", "--by", "user", "--by", "label", "--where", "tenant=5", store=described)
+
+    assert [row[:2] for row in rows] == [["-", "3"], ["u-17", "2"], ["all", "5"]]
+    assert [(each["metadata.user"], each["label"], each["usage"]["input"]) for each in found] == [("u-17", "turns", 7)]
+
+
+def test_usage_of_a_store_in_which_nothing_was_said_is_nothing(described: Path) -> None:
+    assert shell("usage", "--since", "2100-01-01", store=described).stdout == "nothing was spent\n"
+
+
+@pytest.mark.parametrize("wrong", [["--since", "soon"], ["--until", "2026-13-01"], ["--by", "metadata."]])
+def test_usage_that_cannot_be_told_is_refused_in_words(described: Path, wrong: list[str]) -> None:
+    result = shell("usage", *wrong, store=described)
+
+    assert result.exit_code == 2
+    assert wrong[0] in result.stderr

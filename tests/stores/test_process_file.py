@@ -74,7 +74,7 @@ async def test_a_file_from_before_there_were_processes_is_brought_forward(tmp_pa
         assert await store.processes(ProcessFilter()) == []
         await begun(store)
         await store.write(Accept("s", "clerk", b"said", "op", 1))
-        assert (await store.facts(deep=True)).schema == 6
+        assert (await store.facts(deep=True)).schema == 7
     async with opened(path) as store:
         assert [row.id for row in await store.active_processes()] == ["p"]
         assert (await store.facts(deep=True)).checks == ("ok",)

@@ -14,6 +14,7 @@ from mainstay.cli.mcp import mcp
 from mainstay.cli.processes import logs, processes, ps, signal
 from mainstay.cli.run import call, operations, run, send, steer
 from mainstay.cli.sessions import answer, approve, cancel, delete, fork, pending, reject, sessions, settle, show
+from mainstay.cli.usage import usage
 
 app = typer.Typer(
     name="mainstay",
@@ -55,6 +56,7 @@ app.command(rich_help_panel=LOOK)(pending)
 app.command(rich_help_panel=LOOK)(ps)
 app.command(rich_help_panel=LOOK)(logs)
 app.command(rich_help_panel=LOOK)(operations)
+app.command(rich_help_panel=LOOK)(usage)
 app.command(rich_help_panel=LOOK)(doctor)
 app.command(rich_help_panel=DECIDE)(approve)
 app.command(rich_help_panel=DECIDE)(answer)

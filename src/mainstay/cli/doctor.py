@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Generator, Iterable
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import msgspec
 import typer
@@ -39,6 +39,7 @@ from mainstay.lifecycle import suspects
 from mainstay.lifecycle.process import AWAITED
 from mainstay.model.command import COMMAND_KIND
 from mainstay.model.ids import turn_id
+from mainstay.model.limit import Account, Limit, LimitKind, shown
 from mainstay.model.monitor import MONITOR_KIND
 from mainstay.model.outcome import PendingCall
 from mainstay.model.process import ProcessRow, Success, WakeRow
@@ -434,6 +435,7 @@ async def examine(store: Store, deep: bool) -> Health:
     for row in await store.open_sessions():
         await _examine_turn(store, row, dead, bool(alive), now, health)
     health.needs += processes.needs
+    health.needs += [need for each in await store.accounts() if (need := _nearly_spent(each)) is not None]
     health.suspects = await _suspects(store, dead)
     if deep:
         health.checked = await _read_everything(store, health)
@@ -499,6 +501,28 @@ async def _examine_turn(
     )
     health.open.append(turn)
     health.needs += _needs(turn, row, waits, live_worker)
+
+
+def _nearly_spent(account: Account) -> Advice | None:
+    """What is to be said of a limit of which a fifth or less is left, in the window that is or was the last."""
+    if account.most <= 0 or (account.spent + account.reserved) * 5 < account.most * 4:
+        return None
+    kind, per, window = account.name.split("/", 2)
+    whose = "all" if per == "all" else f"{per} {account.key}"
+    if window != "ever" and account.start != Limit(turns=1, window=_window(window)).start(int(time.time() * 1000)):
+        return None  # that window is over
+    spent, most = (shown(cast(LimitKind, kind), each) for each in (account.spent + account.reserved, account.most))
+    span_of = "" if window == "ever" else f" this {window}"
+    unknown = f", of {account.unknown} calls by what was reserved for them" if account.unknown else ""
+    problem = f"{spent} of {most} are spent{span_of}{unknown}"
+    advice = (
+        "raise the limit in Runtime(limits=[…]) and go on with `mainstay run … --resume`, or wait for the next window"
+    )
+    return Advice(f"limit of {whose}", problem, advice)
+
+
+def _window(text: str) -> str | float:
+    return float(text[:-1]) if text[:-1].replace(".", "").isdecimal() else text
 
 
 def _waits_for(call: PendingCall) -> str:

@@ -27,6 +27,7 @@ STYLES = {
     "caller_departed": "yellow",
     "outcome_unknown": "yellow",
     "budget_spent": "yellow",
+    "limit_reached": "yellow",
     "incomplete": "yellow",
     "cancelled": "yellow",
     "denied": "yellow",

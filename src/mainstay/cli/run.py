@@ -149,6 +149,7 @@ EXIT_CODES = {
     "queued": 7,
     "cancelled": 4,
     "budget_spent": 5,
+    "limit_reached": 5,
     "incomplete": 6,
 }
 

@@ -129,13 +129,15 @@ def sessions(
             if state is not None or prefix:
                 raise Refusal("--search goes with --agent and --where: leave out --state and --prefix")
             async with reading(store) as opened:
-                page = await search_store(opened, search, agent=agent, metadata=_wanted(where or []), limit=limit)
+                page = await search_store(
+                    opened, search, agent=agent, metadata=wanted_metadata(where or []), limit=limit
+                )
             _print_page(page, json)
             return 0
         if state is not None and state not in STATES:
             raise Refusal(f"there is no state {state!r}: use one of {', '.join(STATES)}")
         kept = None if state is None else STATES[state]
-        wanted = SessionFilter(agent, kept, prefix, limit, metadata=labels(_wanted(where or [])))
+        wanted = SessionFilter(agent, kept, prefix, limit, metadata=labels(wanted_metadata(where or [])))
         async with reading(store) as opened:
             dead = await dead_workers(opened)
             rows = await described(opened, await opened.sessions(wanted))
@@ -151,7 +153,7 @@ def sessions(
     perform(work, json)
 
 
-def _wanted(where: list[str]) -> dict[str, Scalar]:
+def wanted_metadata(where: list[str]) -> dict[str, Scalar]:
     """What sessions are looked up by. A value that is a JSON number, boolean or string is that; any other is text."""
     wanted = dict[str, Any]()
     for each in where:

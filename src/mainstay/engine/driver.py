@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from mainstay.engine.control import Control, TurnAborted, TurnCancelled
 from mainstay.engine.journal import TurnJournal
+from mainstay.engine.limits import TurnSpending
 from mainstay.errors import NotPrepared, TurnFull
 from mainstay.model.effect import Aborted, CancelTurn, Effect, Finish, NoRoom, Unprepared
 from mainstay.model.ids import MAX_ORDINAL
@@ -65,7 +66,7 @@ class Run:
     takeovers since the newest record: a model call then in flight was asked before. `history` is what a model is shown
     of the past. `held` belongs to the tools: what was prepared and reserved for calls whose start is recorded. `hooks`
     is what plugins do to the turn, if they do anything. `children`: it has started processes that end with it.
-    `deps` are the live objects of this run.
+    `deps` are the live objects of this run. `spending` is what it reserves of the Runtime's limits, if there are any.
     """
 
     __slots__ = (
@@ -88,6 +89,7 @@ class Run:
         "records",
         "resumed",
         "scope",
+        "spending",
         "turn_id",
         "unreadable",
     )
@@ -105,11 +107,12 @@ class Run:
         interrupted: int = 0,
         hooks: Callable[[Run], TurnHooks] | None = None,
         deps: Any = None,
+        spending: TurnSpending | None = None,
     ) -> None:
         self.scope, self.machine, self.journal = scope, machine, journal
         self.events, self.clock, self.agent = events, clock, agent
         self.records, self.history, self.interrupted = records, history, interrupted
-        self.turn_id, self.deps = machine.state.turn_id, deps
+        self.turn_id, self.deps, self.spending = machine.state.turn_id, deps, spending
         self.control = Control()
         self.held: dict[str, Any] = {}
         self.issues: list[Issue] = []

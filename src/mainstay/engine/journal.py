@@ -32,6 +32,7 @@ from mainstay.graph import commit as commits
 from mainstay.graph.view import Turn
 from mainstay.model.codec import decode_row, encode, spilled
 from mainstay.model.ids import MAX_ORDINAL
+from mainstay.model.limit import Granted, Spending
 from mainstay.model.record import Closed, Ended, Record, Replied, Spilled, Started
 from mainstay.model.session import Dump, Node, WaitRow
 from mainstay.model.write import Append, Appended, CancelWon, Committed, TurnScope, Write
@@ -145,10 +146,13 @@ class TurnJournal(Journal[Appended]):
 
     Every append brings news back: `cancel` is a cancel request that was written meanwhile, `inputs` says that inputs
     wait. `store_id` is what the record of a call's start names: its idempotency key is made from it. `_dump` goes with
-    the next write, whatever that is for: by itself it is worth none.
+    the next write, whatever that is for: by itself it is worth none. `spending` is what the next write settles and asks
+    for, `granted` what the last one was answered.
     """
 
-    __slots__ = ("_blobs", "_dump", "_pending", "_staged", "cancel", "inputs", "scope", "store_id")
+    __slots__ = (
+        "_blobs", "_dump", "_pending", "_staged", "cancel", "granted", "inputs", "scope", "spending", "store_id",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -167,6 +171,8 @@ class TurnJournal(Journal[Appended]):
         self._dump: bytes | None = None
         self.cancel: bytes | None = None
         self.inputs = inputs
+        self.spending: list[Spending] = []
+        self.granted: dict[str, Granted] = {}
 
     def note_inputs(self) -> None:
         """Inputs wait: the turn looks at its next boundary."""
@@ -201,13 +207,13 @@ class TurnJournal(Journal[Appended]):
         heard: int | None = None,
     ) -> Appended | None:
         """Make everything recorded durable; None when there was nothing to do. The arguments are those of `Append`."""
-        if not self._pending and not waits and not park and self._in_doubt is None and not self._writing.locked():
+        if not (self._pending or waits or park or self.spending or self._in_doubt or self._writing.locked()):
             return None
         await self._writing.acquire()  # not `async with`, whose two steps cost as much again
         try:
             if self._in_doubt is not None:
                 await self._settle()
-            if not self._pending and not waits and not park:
+            if not (self._pending or waits or park or self.spending):
                 return None
             pending, referred, saved = list(self._pending), len(self._blobs), self._dump
             if self._ordinal + len(pending) > MAX_ORDINAL:
@@ -223,9 +229,11 @@ class TurnJournal(Journal[Appended]):
             nodes = tuple([Node(self._ordinal + i, body) for i, body in enumerate(bodies)])
             repeats = bool(pending) and type(pending[0]) is Started and _repeats(pending)
             append = Append(
-                self.scope, nodes, self._clock.now(), taken(pending), waits, park, blobs, repeats, awaits, heard, dump
-            )
+                self.scope, nodes, self._clock.now(), taken(pending), waits, park, blobs, repeats, awaits, heard, dump,
+                tuple(self.spending),
+            )  # fmt: skip
             self._in_doubt = append, needed
+            self.spending.clear()
             # Only now: others may have recorded more while blobs were written.
             del self._pending[: len(pending)], self._blobs[:referred]
             if self._dump is saved:
@@ -237,6 +245,8 @@ class TurnJournal(Journal[Appended]):
 
     def _answered(self, write: Write[Appended], answer: Appended) -> None:
         self.cancel, self.inputs = answer.cancel, self.inputs or answer.inputs
+        if answer.granted:
+            self.granted = {each.op: each for each in answer.granted}
 
     def _fitting(self) -> list[Record]:
         """What is pending, as far as there are ordinals for it besides that of the commit, which takes the others."""
@@ -266,6 +276,8 @@ class TurnJournal(Journal[Appended]):
                 commit = replace(commit, dump=await self._dumped(self._dump))
                 if commit.dump is not None and commit.dump.digest is not None:
                     blobs = (*blobs, commit.dump.digest)
+            if self.spending:
+                commit = replace(commit, spending=tuple(self.spending))
             return await self.patiently(self._store.write, commit, blobs)
         finally:
             self._writing.release()

@@ -18,19 +18,22 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from decimal import Decimal
 from typing import Any, get_args
 
+import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
 from mainstay.engine.control import Escaped, OutOfTime, TurnAborted, TurnCancelled
 from mainstay.engine.driver import PER_CALL, Run
+from mainstay.engine.limits import TurnSpending, amount
 from mainstay.engine.rate_limits import RateLimits, Ticket
 from mainstay.engine.retry import MODEL_RETRIES, RetryBudget, RetryPolicy
 from mainstay.engine.waiters import current_metadata
 from mainstay.errors import BlobMissing, InvalidInput, MainstayError, ProviderError, StoreDamaged
 from mainstay.model.codec import MAX_VALUE, clean_part, clean_text, encode, error_text
 from mainstay.model.effect import CallModel, GaveUp, TimeIsUp
-from mainstay.model.event import RateLimitWait, ReasoningDelta, Retracted, ToolCallDelta
+from mainstay.model.event import LimitNear, LimitWait, RateLimitWait, ReasoningDelta, Retracted, ToolCallDelta
 from mainstay.model.ids import call_id
+from mainstay.model.limit import Ask, Granted
 from mainstay.model.llm import BUCKETS, CallPiece, Delta, ModelRequest, ModelResponse, RateReport, Stop, Usage
 from mainstay.model.message import Part, ProviderPart, Reasoning, Stored, Text, ToolCall
 from mainstay.model.plugin import Issue
@@ -39,7 +42,7 @@ from mainstay.model.record import INTERRUPTED, Faltered, Framed, Record, Replied
 from mainstay.model.tool import ToolSpec
 from mainstay.ports.host import Random
 from mainstay.ports.process import Leaving
-from mainstay.ports.provider import Provider
+from mainstay.ports.provider import Prices, Provider
 from mainstay.ports.services import StreamEnd, TurnHooks
 from mainstay.ports.store import BlobStore
 from mainstay.turn import prompt
@@ -93,22 +96,34 @@ class ModelCaller:
         blobs: BlobStore,
         limits: RateLimits,
         policy: RetryPolicy = MODEL_RETRIES,
+        prices: Prices | None = None,
     ) -> None:
         self._admit, self._random, self._blobs = admit, random, blobs
-        self._limits, self._policy = limits, policy
+        self._limits, self._policy, self._prices = limits, policy, prices
         self._budget = RetryBudget()
 
-    async def call(self, run: Run, effect: CallModel) -> None:
-        await run.journal.flush()
+    async def call(  # noqa: C901, PLR0915  # one attempt and every way that it may end
+        self, run: Run, effect: CallModel
+    ) -> None:
+        early = None
+        if run.spending is None:
+            await run.journal.flush()
+        else:
+            early = await self._ask_early(run, effect, run.spending)
         if effect.attempt > 1 and not await self._may_repeat(run, effect):
             return
-        request, models = await self._request(run, effect), run.agent.models
+        request, models = early or await self._request(run, effect), run.agent.models
         # A turn that was begun with more models than there are now goes on with the last.
         attempt = ModelAttempt(run, effect, models, models[min(effect.candidate, len(models) - 1)])
         if run.control.stopping:
             run.control.check()
         if len(attempt.models) > 1 and self._passed_over(attempt):
             return
+        if run.spending is not None:
+            bounded = await self._bounded(attempt, request, run.spending)
+            if bounded is None:
+                return
+            request = bounded
         ticket = self._limits.join(attempt.model, request)
         if not ticket.going and not await self._waited_for(ticket, attempt):
             return
@@ -168,6 +183,64 @@ class ModelCaller:
         run.machine.receive(GaveUp(found.code, why, effect.attempt - 1, False, found.model))
         return False
 
+    async def _ask_early(self, run: Run, effect: CallModel, spending: TurnSpending) -> ModelRequest | None:
+        """Write what is recorded, and ask in the same write for what the next call may take: the request, where it is
+        known by now. Where plugins have a say in it, they are called after the write."""
+        request = None
+        if effect.attempt == 1 and (run.hooks is None or not run.hooks.in_model_calls):
+            request = await self._request(run, effect)
+            models = run.agent.models
+            name = clean_text(str(models[min(effect.candidate, len(models) - 1)].name))
+            with contextlib.suppress(ProviderError):  # told when the model is about to be asked
+                ask = spending.ask(name, request)
+                if spending.reserved is None or not spending.reserved.covers(ask):
+                    await self._reserve(run, spending, ask)
+        run.journal.spending.extend(spending.pending())
+        await run.journal.flush()
+        return request
+
+    async def _reserve(self, run: Run, spending: TurnSpending, ask: Ask) -> Granted:
+        wanted = spending.reserve(ask)
+        run.journal.spending.append(wanted)
+        await run.journal.flush()
+        given = run.journal.granted[wanted.op]
+        spending.granted(ask, given)
+        spending.limits.settled()  # the same write may have settled a call
+        for near in spending.news(given):
+            kind, key = near.name.partition("/")[0], msgspec.json.decode(near.key)
+            figures = [amount(kind, each) for each in (near.spent, near.reserved, near.most)]
+            spent, reserved, most = figures
+            run.events.emit(LimitNear, name=near.name, key=key, spent=spent, reserved=reserved, limit=most)
+        return given
+
+    async def _bounded(
+        self, attempt: ModelAttempt, request: ModelRequest, spending: TurnSpending
+    ) -> ModelRequest | None:
+        """The request, with an answer as long as the limits leave room for; None when the model is not to be asked,
+        which the machine knows then. While others have reserved what is left, it waits: nothing was asked meanwhile."""
+        run, told = attempt.run, False
+        try:
+            ask = spending.ask(attempt.name(), request)
+        except ProviderError as unpriced:
+            self._failed(attempt, unpriced)
+            return None
+        while spending.reserved is None or not spending.reserved.covers(ask):
+            given = await self._reserve(run, spending, ask)
+            if given.short is None:
+                continue
+            if not given.waits:
+                run.machine.receive(spending.limits.reached(given.short))
+                return None
+            if not told:
+                key, told = msgspec.json.decode(given.short.key), True
+                run.events.emit(LimitWait, step=attempt.effect.step, name=given.short.name, key=key)
+            try:
+                await run.control.guard(spending.limits.room(), _time_left(run))
+            except OutOfTime:
+                run.machine.receive(TimeIsUp())
+                return None
+        return replace(request, settings=replace(request.settings, max_tokens=spending.reserved.output))
+
     def _passed_over(self, attempt: ModelAttempt) -> bool:
         """Whether the model is not to be asked now because its provider wants no calls, and there is another one."""
         effect = attempt.effect
@@ -218,8 +291,16 @@ class ModelCaller:
             )
         except BaseException as error:  # nothing is handled here: its place is given back
             self._limits.failed(ticket, error, attempt.begun)
+            if run.spending is not None:
+                run.spending.ended(attempt.name(), None, attempt.begun)
+                run.journal.spending.extend(run.spending.pending())
             raise
         self._limits.answered(ticket, response.usage)
+        if run.spending is not None:
+            usage: object = response.usage
+            sound = usage if isinstance(usage, Usage) and _countable(usage) else None
+            run.spending.ended(attempt.name(), sound, True)
+            run.journal.spending.extend(run.spending.pending())
         return response
 
     async def _responded(self, attempt: ModelAttempt, hooks: TurnHooks, response: ModelResponse) -> ModelResponse:
@@ -353,11 +434,14 @@ class ModelCaller:
                 started = self._admit(run, effect.step, reading)
         if not self._budget.is_full:
             self._budget.answered()
+        usage = response.usage
+        if self._prices is not None and usage is not None and usage.cost is None:
+            usage = replace(usage, cost=self._prices.cost(attempt.name(), usage))
         run.record(
             Replied(
                 effect.step,
                 parts,
-                response.usage,
+                usage,
                 response.stop,
                 clean_text(response.model),
                 started,

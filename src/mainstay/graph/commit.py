@@ -12,6 +12,7 @@ from mainstay.model.message import Message
 from mainstay.model.outcome import Finished, Incomplete, Outcome
 from mainstay.model.record import Asking, Closed, Completed, Record, Replied, Slot
 from mainstay.model.session import Node
+from mainstay.model.spending import UsageRow
 from mainstay.model.tool import Cancelled
 from mainstay.model.write import Commit, TurnScope
 
@@ -34,7 +35,7 @@ class End(Struct, frozen=True, gc=False):
 
     `ledger` is what was asked of models beside the turn, by label; `tools` what was decided for single tools;
     `recorded` the newest revisions of plugins in its records; `prelude` what a session began with, at its first turn.
-    `children`: it may have started processes that end with it.
+    `children`: it may have started processes that end with it. `costs` is what it adds to what its session has spent.
     """
 
     outcome: Outcome
@@ -45,6 +46,7 @@ class End(Struct, frozen=True, gc=False):
     recorded: dict[str, int] | None = None
     prelude: tuple[Message, ...] = ()
     children: bool = False
+    costs: tuple[UsageRow, ...] = ()
 
 
 def ledger(records: Iterable[Record]) -> dict[str, Usage] | None:
@@ -85,7 +87,8 @@ def plan(scope: TurnScope, head: int, tail: Tail, closed: Closed, end: End | Non
     """The commit of an owned turn: its unwritten records, the last of which is `closed`, move the head to it."""
     nodes = tuple([Node(tail.first + i, body) for i, body in enumerate(tail.bodies)])
     cancelled = isinstance(closed.outcome, Cancelled)
-    tools, recorded, children = (None, None, False) if end is None else (end.tools, end.recorded, end.children)
+    end = end or End(closed.outcome, closed.usage)
     return Commit(
-        scope, nodes, head, closed.at, tail.taken, cancelled, tail.blobs, tools, recorded, children, tail.over
-    )
+        scope, nodes, head, closed.at, tail.taken, cancelled, tail.blobs, end.tools, end.recorded, end.children,
+        tail.over, costs=end.costs,
+    )  # fmt: skip

@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeAlias
 from msgspec import Struct
 
 from mainstay.model.message import Message
-from mainstay.model.outcome import BudgetSpent, Outcome
+from mainstay.model.outcome import BudgetSpent, LimitReached, Outcome
 from mainstay.model.record import Called, Delivered, Ended, Faltered, Replied, Started
 
 Boundary: TypeAlias = Literal["opening", "after_work", "before_completion"]
@@ -156,6 +156,7 @@ Received: TypeAlias = (
     | TimeIsUp
     | NoRoom
     | BudgetSpent
+    | LimitReached
     | Unprepared
     | Aborted
     | CancelTurn

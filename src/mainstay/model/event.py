@@ -72,6 +72,24 @@ class RateLimitWait(LiveEvent, frozen=True, gc=False, tag="rate_limit_wait"):
     seconds: float | None = None
 
 
+class LimitWait(LiveEvent, frozen=True, gc=False, tag="limit_wait"):
+    """The model is not asked yet: calls in flight have reserved what is left of a limit (`name`) of `key`."""
+
+    step: int = 0
+    name: str = ""
+    key: Any = None
+
+
+class LimitNear(LiveEvent, frozen=True, gc=False, tag="limit_near"):
+    """A limit (`name`) of `key` is nearly spent: what is `spent`, and what calls in flight have `reserved`."""
+
+    name: str = ""
+    key: Any = None
+    spent: float = 0
+    reserved: float = 0
+    limit: float = 0
+
+
 class ToolStarted(LiveEvent, frozen=True, gc=False, tag="tool_started"):
     call_id: str = ""
     tool: str = ""
@@ -163,6 +181,8 @@ AnyEvent: TypeAlias = (
     | ToolCallDelta
     | Retracted
     | RateLimitWait
+    | LimitWait
+    | LimitNear
     | ToolStarted
     | ToolProgress
     | ToolFinished

@@ -69,6 +69,18 @@ class BudgetSpent(Struct, frozen=True, gc=False, tag="budget_spent"):
     limit: float
 
 
+class LimitReached(Struct, frozen=True, gc=False, tag="limit_reached", omit_defaults=True):
+    """A limit of the Runtime (`Limit`) is spent: the model was not asked again. Amounts are for people; `key` is whose
+    limit it is, None where it is that of all."""
+
+    kind: Literal["money", "tokens", "turns"]
+    limit: float
+    spent: float
+    per: str = "all"
+    key: Any = None
+    window: str = ""
+
+
 class ProviderFailed(Struct, frozen=True, gc=False, tag="provider_failed", omit_defaults=True):
     """The model could not be reached, or kept failing, after `attempts` attempts. `model` was asked last."""
 
@@ -111,6 +123,7 @@ Outcome: TypeAlias = (
     | Queued
     | Cancelled
     | BudgetSpent
+    | LimitReached
     | ProviderFailed
     | PluginAborted
     | InvalidInput

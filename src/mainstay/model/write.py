@@ -10,10 +10,12 @@ from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 from msgspec import Struct
 
+from mainstay.model.limit import Granted, Spending
 from mainstay.model.message import Scalar
 from mainstay.model.process import Event, ProcessOutcome, ProcessRow, Registration, WaitOn, WakeRow
 from mainstay.model.record import InputKind, Spilled
 from mainstay.model.session import Answer, CancelRequest, Death, Dump, Node, SessionRow, WaitRow, WorkerRow
+from mainstay.model.spending import UsageRow
 
 R = TypeVar("R")
 Row = TypeVar("Row", SessionRow, ProcessRow)
@@ -160,12 +162,14 @@ class Resume(Write[Row | None], Generic[Row], frozen=True, gc=False):
 
 
 class Accepted(Struct, frozen=True, gc=False):
-    """`turn` is the input's ordinal. `opened`: it is the session's open turn now. `known`: the key was seen before."""
+    """`turn` is the input's ordinal. `opened`: it is the session's open turn now. `known`: the key was seen before.
+    `granted` is what is reserved for the first call of the turn."""
 
     turn: int
     row: SessionRow
     opened: bool
     known: bool = False
+    granted: Granted | None = None
 
 
 class Accept(Write[Accepted], frozen=True, gc=False):
@@ -173,7 +177,8 @@ class Accept(Write[Accepted], frozen=True, gc=False):
 
     `stuck` says why a turn that it opens is set aside until a person resumes it; it is not claimed then. `metadata`, if
     given, is that of a new session; one that exists must have the same, or `MetadataConflict` is raised. `filtered`:
-    the input has passed filters, which is kept with the session.
+    the input has passed filters, which is kept with the session. `spending` reserves for the first call of a turn that
+    it opens and claims.
     """
 
     session_id: str
@@ -189,14 +194,17 @@ class Accept(Write[Accepted], frozen=True, gc=False):
     stuck: str | None = None
     metadata: dict[str, Scalar] | None = None
     filtered: bool = False
+    spending: Spending | None = None
 
 
 class Appended(Struct, frozen=True, gc=False):
-    """What the owner should know: a cancel request, whether inputs wait, and whether the turn is parked now."""
+    """What the owner should know: a cancel request, whether inputs wait, whether the turn is parked now, and what was
+    granted of what it wants to spend."""
 
     cancel: bytes | None = None
     inputs: bool = False
     parked: bool = False
+    granted: tuple[Granted, ...] = ()
 
 
 class Append(Write[Appended], frozen=True, gc=False):
@@ -210,7 +218,8 @@ class Append(Write[Appended], frozen=True, gc=False):
     it again. With `heard` it waits for nothing else, so that an input which may join it opens it too: the owner has
     looked at inputs below that number, and the turn does not park where there is one more.
 
-    `dump` takes the place of the one that the turn has, if any.
+    `dump` takes the place of the one that the turn has, if any. `spending` settles what was reserved for calls, and
+    reserves for others.
 
     The owner of a process has a write of its own (`Advance`): it carries events, which others follow, and
     its end, where a turn ends by a `Commit` that moves the head of its session.
@@ -227,6 +236,7 @@ class Append(Write[Appended], frozen=True, gc=False):
     awaits: tuple[str, ...] = ()
     heard: int | None = None
     dump: Dump | None = None
+    spending: tuple[Spending, ...] = ()
 
 
 class Committed(Struct, frozen=True, gc=False):
@@ -250,7 +260,9 @@ class Commit(Write["Committed | CancelWon"], frozen=True, gc=False):
 
     `tools` are what the turn decided for single tools of its session, `recorded` the revisions of plugins that its
     records hold. `children`: it may have started processes that end with it. `over`: every ordinal of the turn is used,
-    and the only node, which holds the record that has the last one, takes its place. `dump` is as in `Append`.
+    and the only node, which holds the record that has the last one, takes its place. `dump` is as in `Append`. `costs`
+    is what the turn spent, `spending` settles what was reserved for its last call: a turn that limits hold for has one
+    in any case.
     """
 
     scope: TurnScope
@@ -265,6 +277,8 @@ class Commit(Write["Committed | CancelWon"], frozen=True, gc=False):
     children: bool = False
     over: bool = False
     dump: Dump | None = None
+    costs: tuple[UsageRow, ...] = ()
+    spending: tuple[Spending, ...] = ()
 
 
 class Resolved(Struct, frozen=True, gc=False):
@@ -298,6 +312,9 @@ class Configure(Write[SessionRow], frozen=True, gc=False):
 
     `expected`: only if they are these still. `next`: only if no input was accepted since it was the next one's number.
     `head`: only if no turn has ended since this was the last one, for the next one may have been opened then.
+    `costs` is what a direct completion outside of turns has spent, which the settings tell of too; of a session that is
+    created it has no number yet. `spending` reserves for such a completion by `worker`, and settles; what was granted
+    is in the reservation then.
     """
 
     session_id: str
@@ -308,6 +325,9 @@ class Configure(Write[SessionRow], frozen=True, gc=False):
     blobs: tuple[str, ...] = ()
     next: int | None = None
     head: int | None = None
+    costs: tuple[UsageRow, ...] = ()
+    spending: tuple[Spending, ...] = ()
+    worker: str = ""
 
 
 class Branch(Write[SessionRow], frozen=True, gc=False):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
+from decimal import Decimal
 from typing import Protocol, runtime_checkable
 
 from mainstay.errors import ProviderError
-from mainstay.model.llm import Delta, ModelRequest
+from mainstay.model.llm import Delta, ModelRequest, Usage
+from mainstay.model.spending import Price
 
 
 class Provider(Protocol):
@@ -33,6 +35,18 @@ def candidates(provider: Provider) -> tuple[Provider, ...]:
     """The models that may answer in its place: itself, unless it is a list of them (`providers.fallback`)."""
     found: tuple[Provider, ...] = getattr(provider, "candidates", (provider,))
     return found
+
+
+class Prices(Protocol):
+    """What models cost, by their names ("provider:model"). None: it is not known, which is not free."""
+
+    def price(self, model: str) -> Price | None:
+        """What a million tokens cost at most: what is reserved for a call is estimated by it."""
+        ...
+
+    def cost(self, model: str, usage: Usage) -> Decimal | None:
+        """What a call has cost."""
+        ...
 
 
 @runtime_checkable

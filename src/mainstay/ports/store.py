@@ -11,9 +11,11 @@ from typing import Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from msgspec import Struct
 
+from mainstay.model.limit import Account, Reservation
 from mainstay.model.process import Event, ProcessRow, WakeRow
 from mainstay.model.search import FoundRecord, SearchFilter
 from mainstay.model.session import Deaths, Dump, InboxRow, SessionRow, WaitRow, WorkerRow
+from mainstay.model.spending import UsageFilter, UsageRow
 from mainstay.model.write import ProcessFilter, SessionFilter, StoreFacts, Write
 
 R = TypeVar("R")
@@ -57,6 +59,18 @@ class SessionReads(Protocol):
 
     async def dump(self, sid: int, last: int) -> tuple[int, Dump] | None:
         """The newest dump of a session's turns up to `last`, with its turn. Nothing has checked it yet."""
+        ...
+
+    async def usage(self, wanted: UsageFilter) -> list[UsageRow]:
+        """What sessions have spent, also those that are deleted since; by session number, hour, label and model."""
+        ...
+
+    async def accounts(self) -> list[Account]:
+        """What counts against limits, by name and key."""
+        ...
+
+    async def reservations(self, sid: int | None = None) -> list[Reservation]:
+        """What is reserved for calls: of one session, or of all."""
         ...
 
 

@@ -8,22 +8,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
-from typing import Any, Generic, Literal, Protocol, TypeAlias, TypeVar
+from collections.abc import AsyncGenerator, Callable, Mapping
+from typing import Any, Generic, Protocol, TypeVar
 
 from mainstay.engine.driver import Run, decode_cancel
 from mainstay.engine.journal import load, load_turns
 from mainstay.engine.waits import asked, named, recalled
 from mainstay.errors import BlobMissing, SessionDeleted, StoreDamaged
 from mainstay.graph.cells import Cell, PastCells
-from mainstay.graph.commit import completions
 from mainstay.graph.view import Stretch, TurnReader, View, stretches, with_text
 from mainstay.model.codec import encode
 from mainstay.model.ids import call_in, turn_id
 from mainstay.model.llm import Usage
 from mainstay.model.message import Message, Text
 from mainstay.model.outcome import Finished, Outcome, PendingCall, Queued, Waiting
-from mainstay.model.record import INTERRUPTED, Closed, Faltered, Record, Replied, slots
+from mainstay.model.record import Closed, Record, Replied
 from mainstay.model.session import SessionRow, WaitRow, load_settings
 from mainstay.model.tool import Cancelled
 from mainstay.ports.store import Store
@@ -205,69 +204,6 @@ class Archive:
                 view.extend(turn.number, records, closed.prelude)
             await asyncio.sleep(0)
         return last
-
-
-TURNS = "turns"
-"""The label of what turns themselves ask."""
-
-By: TypeAlias = Literal["label", "model"]
-"""How costs are told apart: by who asked, or by which model answered ("" where no answer named one)."""
-
-
-async def spent(store: Store, row: SessionRow, by: By = "label") -> dict[str, Usage]:
-    """The usage of a session and its children, also of open turns as far as they are recorded."""
-    found = {TURNS: Usage()} if by == "label" else {}
-    # Each with the label of the child of `row` that it goes back to.
-    family: list[tuple[SessionRow, str | None]] = [(row, None)]
-    while family:
-        member, of_child = family.pop()
-        children: dict[str, None] = {}
-        async for own, usage in _costs(store, member, by, children):
-            name = own if by == "model" or of_child is None else of_child
-            found[name] = found.get(name, Usage()) + usage
-        for child in [each for name in children if (each := await _child(store, name, member.id)) is not None]:
-            family.append((child, load_settings(child.settings).label if of_child is None else of_child))
-    return found
-
-
-async def _child(store: Store, name: str, parent: str) -> SessionRow | None:
-    """A session that was to be begun; None when a crash came first, its id was taken, or it was deleted."""
-    row = await store.session(name)
-    return row if row is not None and load_settings(row.settings).parent == parent else None
-
-
-async def _costs(store: Store, row: SessionRow, by: By, children: dict[str, None]) -> AsyncIterator[tuple[str, Usage]]:
-    """What one session has asked of models; `children` is filled with the ids of those it has begun."""
-    for first in range(1, row.next, PIECE):
-        for turn in await load_turns(store, row.sid, first, min(first + PIECE, row.next) - 1):
-            for label, model, usage in _of_turn(turn.records):
-                yield label if by == "label" else model, usage
-            children.update(dict.fromkeys([child for slot in slots(turn.records) for child in slot.children]))
-        await asyncio.sleep(0)
-    settings = load_settings(row.settings)
-    children.update(dict.fromkeys(settings.children))
-    for name, usage in (settings.ledger if by == "label" else settings.models).items():
-        yield name, usage
-
-
-def _of_turn(records: Sequence[Record]) -> Iterator[tuple[str, str, Usage]]:
-    """Label, model and usage of everything that a turn has asked.
-
-    An ask that ended the turn has no record of its own: only the turn's whole usage tells that it was begun.
-    """
-    unknown = 0
-    for record in records:
-        reply = record.reply if isinstance(record, Closed) else record
-        if isinstance(reply, Replied):
-            usage = usage_of(reply)
-            unknown += usage.unknown
-            yield TURNS, reply.model, usage
-        elif isinstance(record, Faltered) and (record.code == INTERRUPTED or record.begun) and not record.call:
-            unknown += 1
-            yield TURNS, "", Usage(unknown=1)
-        if isinstance(record, Closed) and record.usage.unknown > unknown:
-            yield TURNS, "", Usage(unknown=record.usage.unknown - unknown)
-    yield from completions(records)
 
 
 # ---------------------------------------------------------------------- in memory

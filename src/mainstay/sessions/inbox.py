@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from mainstay.engine.journal import SPILL_BYTES, spill, write_referring
 from mainstay.engine.lease import Worker
+from mainstay.engine.limits import Reserved
 from mainstay.engine.waiters import depth
 from mainstay.engine.waits import named, whole
 from mainstay.errors import BlobMissing, InvalidDefinition, InvalidInput, KeyConflict, quoted
@@ -75,7 +76,7 @@ class Inbox:
         content = _content(kind, raw, metadata)
         return FilteredInput(message, await self.filters.digest(content), _digest(content))
 
-    async def accept(  # noqa: PLR0913  # what an input is, each by its place
+    async def accept(  # noqa: C901, PLR0913  # what an input is, each by its place
         self,
         session_id: str,
         agent: str,
@@ -108,8 +109,24 @@ class Inbox:
             digest = said.digest if isinstance(said, FilteredInput) else _digest(_content(kind, message, metadata))
         worker = self._turns.worker_for(agent)
         refers = (*blobs, *files)
+        spending = None
+        if self._turns.spend_limits is not None and worker is not None and choice is None:
+            spending = self._turns.first_spending(session_id, agent, op, len(whole), metadata or {})
         accept = Accept(
-            session_id, agent, body, op, now, kind, checked, digest, worker, refers, None, of_session, filtered
+            session_id,
+            agent,
+            body,
+            op,
+            now,
+            kind,
+            checked,
+            digest,
+            worker,
+            refers,
+            None,
+            of_session,
+            filtered,
+            spending,
         )
         write = functools.partial(self._turns.runner.write, session_id, accept)
 
@@ -131,7 +148,10 @@ class Inbox:
         if accepted.known:
             return accepted
         if accepted.opened and worker is not None:
-            self._turns.launch(accepted.row, record)
+            reserved = None
+            if spending is not None and spending.ask is not None and accepted.granted is not None:
+                reserved = Reserved(spending.ask, accepted.granted.output) if accepted.granted.output else None
+            self._turns.launch(accepted.row, record, reserved)
         elif kind != "queue":
             self._turns.note_inputs(session_id)
             if accepted.row.owner is not None:

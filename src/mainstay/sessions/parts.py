@@ -8,22 +8,27 @@ from collections.abc import Mapping
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from mainstay.engine.deps import Make
 from mainstay.engine.driver import Run
 from mainstay.engine.lease import Worker
+from mainstay.engine.limits import SpendLimits
 from mainstay.engine.rate_limits import RateLimits
 from mainstay.engine.runner import Activity, Mode
 from mainstay.engine.waiters import Deadlocks, current_metadata, in_hand
 from mainstay.errors import ProviderUnavailable, StaleSettings, Unavailable, UnknownSession
 from mainstay.model import validate
 from mainstay.model.ids import mint
+from mainstay.model.limit import Spending
 from mainstay.model.message import Metadata
 from mainstay.model.session import SessionRow
+from mainstay.model.spending import UsageRow
 from mainstay.model.write import Configure
 from mainstay.observe.feed import Feed
 from mainstay.observe.relay import Relay
 from mainstay.ports.host import Clock, Random
+from mainstay.ports.provider import Prices
 from mainstay.ports.services import TraceSink
 from mainstay.ports.store import Store
 from mainstay.processes.service import ProcessService
@@ -45,6 +50,8 @@ class SessionParts(Struct, frozen=True):
     definitions: Mapping[str, Definition]
     models: Models
     limits: RateLimits
+    prices: Prices | None
+    spend_limits: SpendLimits | None
     feed: Feed
     relay: Relay
     deadlocks: Deadlocks
@@ -129,9 +136,19 @@ class ServiceScope:
         """Whom it is asked for: what holds for the work at hand; outside of any, the session's."""
         return current_metadata() if in_hand() else Metadata((await self.row_or_new()).metadata)
 
-    async def configure(self, session_id: str, agent: str, settings: bytes, expected: bytes) -> SessionRow:
+    async def configure(
+        self,
+        session_id: str,
+        agent: str,
+        settings: bytes,
+        expected: bytes,
+        costs: tuple[UsageRow, ...] = (),
+        spending: Spending | None = None,
+    ) -> SessionRow:
         """Replace settings, if they are still the expected ones."""
-        write = Configure(session_id, agent, settings, self.parts.clock.now(), expected)
+        write = Configure(session_id, agent, settings, self.parts.clock.now(), expected, costs=costs)
+        if spending is not None:
+            write = replace(write, spending=(spending,), worker=self.parts.worker.id)
         return await self.parts.store.write(write)
 
     async def exist(self, row: SessionRow) -> None:

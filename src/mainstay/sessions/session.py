@@ -52,7 +52,7 @@ from mainstay.model.event import AnyEvent
 from mainstay.model.llm import ModelChoice, ModelSettings, Usage
 from mainstay.model.message import InputContent, Message, Scalar
 from mainstay.model.monitor import MonitorSnapshot, MonitorSpec, read_spec
-from mainstay.model.outcome import PendingCall
+from mainstay.model.outcome import LimitReached, PendingCall
 from mainstay.model.plugin import PromptPart
 from mainstay.model.process import ProcessRow, WakePolicy
 from mainstay.model.record import Ended, InputKind, Said, SteerBoundary
@@ -65,7 +65,6 @@ from mainstay.ports.provider import Provider
 from mainstay.processes.command import in_foreground, owner_of, prepared
 from mainstay.processes.handle import ProcessCall, ProcessHandle, Startable
 from mainstay.processes.service import Start
-from mainstay.sessions.cache import spent
 from mainstay.sessions.definition import SettingsEdit, edit_settings, with_choice, with_description, with_options
 from mainstay.sessions.edits import edits_of, newest_edits, plan_undo, undo
 from mainstay.sessions.input_filters import FilteredInput
@@ -76,6 +75,7 @@ from mainstay.sessions.processes import SessionProcesses
 from mainstay.sessions.result import Answering, T_co, TurnResult
 from mainstay.sessions.services.host import SessionHost
 from mainstay.sessions.setup import Overlay, shown
+from mainstay.sessions.usage import spent
 from mainstay.sessions.wakes.late_results import LateResults
 from mainstay.tools.call import RESERVED
 from mainstay.tools.catalog import Membership
@@ -84,6 +84,10 @@ from mainstay.tools.waiting import checked_answer
 R = TypeVar("R")
 
 MAX_TITLE = 200
+
+
+GO_ON = "Go on where you were stopped."
+"""What a session is told that is resumed after a limit has stopped it."""
 
 
 class Receipt(Generic[T_co]):
@@ -641,9 +645,18 @@ class Session(Generic[T_co]):
         return status
 
     async def resume(self) -> bool:
-        """Work again on a turn that got stuck (`doctor` says why). False when none is."""
+        """Work again on a turn that got stuck (`doctor` says why), or go on after one that a limit has stopped and that
+        was raised since. False when there is neither."""
         self._parts.mode.check()
-        return await self._parts.requests.resume(self.id, self.agent)
+        if await self._parts.requests.resume(self.id, self.agent):
+            return True
+        row = await self._parts.store.session(self.id)
+        if row is None or row.turn is not None or not row.head or row.deleted:
+            return False
+        if not isinstance(await self._parts.archive.outcome(row, row.head), LimitReached):
+            return False
+        await self._parts.inbox.accept(self.id, self.agent, GO_ON, key=f"resume {row.head}")
+        return True
 
     async def approve(self, call_id: str, *, by: str = "host") -> None:
         """Let a call run that its tool declared with `approval="ask"`."""

@@ -47,7 +47,7 @@ from mainstay.model.agent import AgentSpec
 from mainstay.model.codec import clean_message, convert, error_text, model_text
 from mainstay.model.ids import MAX_SESSION_ID, turn_id
 from mainstay.model.message import Message
-from mainstay.model.outcome import BudgetSpent, Finished, Incomplete, Outcome, Waiting, kind_of
+from mainstay.model.outcome import BudgetSpent, Finished, Incomplete, LimitReached, Outcome, Waiting, kind_of
 from mainstay.model.plugin import CreateSession
 from mainstay.model.process import (
     Abandoned,
@@ -438,6 +438,8 @@ def _words_of(outcome: Outcome) -> str:
     match outcome:
         case BudgetSpent(which=which, limit=limit):
             return f"its budget of {limit:g} {which} is spent"
+        case LimitReached(limit=limit, kind=kind, per=per):
+            return f"the limit of {limit:g} {kind} per {per} is spent"
         case Incomplete(reason=reason):
             return f"it stopped before it was done: {reason}"
         case _:

@@ -19,6 +19,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -27,32 +28,45 @@ from mainstay.engine.deps import RunDeps, instructions_of
 from mainstay.engine.driver import Handler, Parked, Run, decode_cancel, drive
 from mainstay.engine.journal import TurnJournal, load, taken
 from mainstay.engine.lease import Worker
+from mainstay.engine.limits import Reserved, SpendLimits, TurnSpending
 from mainstay.engine.model_call import ModelCaller
 from mainstay.engine.rate_limits import RateLimits
 from mainstay.engine.runner import Activity, Mode, ScopeRunner, Supervisor
 from mainstay.engine.waiters import CurrentWork, current_metadata, set_origin
-from mainstay.errors import Fenced, NotPrepared, SessionDeleted, StoreDamaged, StoreUnavailable, TurnFailed
+from mainstay.errors import (
+    Fenced,
+    NotPrepared,
+    ProviderError,
+    SessionDeleted,
+    StoreDamaged,
+    StoreUnavailable,
+    TurnFailed,
+)
 from mainstay.graph.cells import Cell
 from mainstay.graph.commit import End, ledger
 from mainstay.graph.view import View
 from mainstay.model.agent import Caller
+from mainstay.model.codec import clean_text
 from mainstay.model.command import COMMAND_KIND
 from mainstay.model.effect import Boundary, CallModel, CancelTurn, Checkpoint, Delivery, Effect, RunCode, RunTools
 from mainstay.model.event import InputDelivered, TurnCommitted, TurnStarted
 from mainstay.model.ids import turn_id
-from mainstay.model.message import Metadata
+from mainstay.model.limit import Spending
+from mainstay.model.message import Metadata, Scalar
 from mainstay.model.monitor import PluginMonitor
 from mainstay.model.outcome import Waiting
 from mainstay.model.plugin import Issue
 from mainstay.model.process import ProcessRow
-from mainstay.model.record import Asking, Closed, Delivered, Framed, Record, Said
+from mainstay.model.record import Asking, Closed, Delivered, Framed, Record, Replied, Said
 from mainstay.model.session import CancelRequest, InboxRow, SessionRow, load_settings, metadata_for
+from mainstay.model.spending import HOUR, UsageRow
 from mainstay.model.transcript import Transcript
 from mainstay.model.write import CancelWon, Claim, Committed, Release, SessionRef, TurnScope
 from mainstay.observe.feed import Feed, TurnEvents
 from mainstay.plugins.registry import Kept, PluginSession
 from mainstay.plugins.turn import TurnPlugins, plugins_of
 from mainstay.ports.process import Leaving
+from mainstay.ports.provider import Prices
 from mainstay.ports.services import TraceSink, TurnServices
 from mainstay.ports.tool import GathersTools
 from mainstay.sessions.cache import Archive, CachedSession, SessionCache
@@ -62,6 +76,7 @@ from mainstay.sessions.outcomes import TurnOutcomes
 from mainstay.sessions.parked import ParkedTurns
 from mainstay.sessions.result import TurnResult
 from mainstay.sessions.setup import Setup, changed, equip, lean, probe_of
+from mainstay.sessions.usage import TURNS, turn_costs
 from mainstay.tools.cells import Cells
 from mainstay.tools.dispatcher import Dispatcher
 from mainstay.turn.machine import Machine, TurnState
@@ -69,6 +84,9 @@ from mainstay.turn.machine import Machine, TurnState
 log = logging.getLogger("mainstay.sessions")
 
 R = TypeVar("R")
+
+SLACK = 256
+"""Bytes by which the first request of a turn may be larger than it seems when its input is accepted."""
 
 
 class Landed(Struct, frozen=True, gc=False):
@@ -116,14 +134,16 @@ class Turns:
         outcomes: TurnOutcomes,
         ports: TurnPorts,
         traces: TraceSink | None,
+        spend_limits: SpendLimits | None,
+        prices: Prices | None = None,
     ) -> None:
         self._worker, self.mode, self._activity, self._feed = worker, mode, activity, feed
         self._supervisor, self._dispatcher, self._definitions = supervisor, dispatcher, definitions
         self.models, self.cache, self._archive, self.outcomes = models, cache, archive, outcomes
-        self._ports, self._traces = ports, traces
+        self._ports, self._traces, self.spend_limits = ports, traces, spend_limits
         self.store, self.clock = dispatcher.store, dispatcher.clock
         self.cells = Cells(dispatcher, self._past_cells)
-        caller = ModelCaller(dispatcher.admit, dispatcher.random, dispatcher.store.blobs, limits)
+        caller = ModelCaller(dispatcher.admit, dispatcher.random, dispatcher.store.blobs, limits, prices=prices)
         self._handlers: dict[type[Effect], Handler] = {
             CallModel: caller.call,
             RunTools: dispatcher.run,
@@ -131,6 +151,7 @@ class Turns:
             Checkpoint: self._checkpoint,
         }
         self._lean: dict[str, Setup] = {}
+        self._sizes: dict[str, int] = {}
         self.parked = ParkedTurns(dispatcher.deadlocks)
         self.runner: ScopeRunner[SessionRow] = ScopeRunner(self, self.store, worker, supervisor, log.name)
 
@@ -171,8 +192,9 @@ class Turns:
 
     # ------------------------------------------------------------------ working
 
-    def launch(self, row: SessionRow, opening: Said | None = None) -> None:
-        """Work on the open turn of a session we own. `opening` spares reading an input that was just accepted."""
+    def launch(self, row: SessionRow, opening: Said | None = None, reserved: Reserved | None = None) -> None:
+        """Work on the open turn of a session we own. `opening` spares reading an input that was just accepted;
+        `reserved` is what was reserved with it."""
         if opening is None:
             self._ports.resumed()
             self.parked.drop(row.id)
@@ -184,7 +206,29 @@ class Turns:
         task = self.cache.tasks[row.id] = SessionTask(
             f"turn {row.id}.{row.turn}", self, self._worker.id, self.cache.of(row.id), row, opening
         )
+        if reserved is not None and row.turn is not None:
+            task.reserved = (row.turn, reserved)
         _ = self._supervisor.spawn(self.runner.run(task), task.name)
+
+    def first_spending(
+        self, session_id: str, agent: str, op: str, size: int, metadata: dict[str, Scalar]
+    ) -> Spending | None:
+        """What is reserved for the first call of a turn with its acceptance, by what is in memory of its session; None
+        where plugins have a say in it. Where it proves too little, it is asked for once more before the call."""
+        definition, limits = self._definitions[agent], self.spend_limits
+        if limits is None or not definition.plugins.lean:
+            return None
+        if agent not in self._sizes:
+            said = (definition.instructions or "", list(definition.catalog.specs))
+            self._sizes[agent] = len(msgspec.json.encode(said))
+        cached = self.cache.get(session_id)
+        bytes_before = 0 if cached is None else cached.weight
+        whole = self._sizes[agent] + bytes_before + size + SLACK
+        try:
+            ask = limits.ask(clean_text(str(definition.models[0].name)), whole, definition.settings)
+        except ProviderError:
+            return None  # told when the model is about to be asked
+        return Spending("", op, limits.bounds(), ask, metadata=metadata)
 
     def go_on(self, row: SessionRow) -> None:
         """Something was written about an open turn: wake its task, or launch one if the turn is ours."""
@@ -293,7 +337,10 @@ class Turns:
             if isinstance(provider, GathersTools):
                 await provider.gather()
         inputs, task.inputs = opening is None or scope.turn > 1 or task.inputs, False
-        run = task.run = self._begin(setup, definition, row, scope, view, records, inputs)
+        reserved = task.reserved if task.reserved is not None and task.reserved[0] == scope.turn else None
+        run = task.run = self._begin(
+            setup, definition, row, scope, view, records, inputs, None if reserved is None else reserved[1]
+        )
         if opening is None:
             self._feed.channel(row.id)  # a reader from before a restart may come back with an old cursor
         if row.cancel is not None:
@@ -371,6 +418,7 @@ class Turns:
         view: View,
         records: list[Record],
         inputs: bool,
+        reserved: Reserved | None,
     ) -> Run:
         """A turn as far as its records tell, ready to be driven on."""
         said, name = records[0], turn_id(scope.session_id, scope.turn)
@@ -394,9 +442,12 @@ class Turns:
         hooks, session, kept = None, setup.plugins, setup.kept
         if session is not None and kept is not None and (session.acts or setup.issues):
             hooks = functools.partial(self._hooks, session, kept, setup.take_issues() if setup.issues else [])
+        spending = None
+        if self.spend_limits is not None:
+            spending = TurnSpending(self.spend_limits, str(scope.generation), said.metadata, reserved)
         return Run(
             scope, machine, journal, events, self.clock, definition, records, history, interrupted, hooks,
-            self._dispatcher.deps,
+            self._dispatcher.deps, spending,
         )  # fmt: skip
 
     def _hooks(self, session: PluginSession, kept: Kept, issues: list[Issue], run: Run) -> TurnPlugins:
@@ -442,7 +493,9 @@ class Turns:
             cached.keep_setup(made)
         return made
 
-    async def _drive(self, run: Run, row: SessionRow) -> Parked | Landed:
+    async def _drive(  # noqa: C901  # every turn passes here: what could be a function of its own would be called by all
+        self, run: Run, row: SessionRow
+    ) -> Parked | Landed:
         """Drive the turn and commit it. A cancel request that was there first turns the commit into a cancelled one."""
         told = False
         while True:
@@ -462,10 +515,29 @@ class Turns:
                 end = replace(end, prelude=load_settings(row.settings).prelude)
             if run.children or run.resumed:
                 end = replace(end, children=True)
+            if end.usage.calls or end.usage.unknown or end.ledger is not None:
+                at, model, models, own = 0, "", 0, False
+                for record in run.records:
+                    if type(record) is Replied:
+                        models += not models or record.model != model
+                        model, at = record.model, record.at
+                    elif type(record) is Said:
+                        own = bool(record.metadata)
+                at = at or self.clock.now()
+                hour = at - at % HOUR
+                if models > 1 or end.ledger is not None or row.settings or own:
+                    costs = await turn_costs(self.store, row, run, end, hour)
+                else:
+                    costs = (UsageRow(row.sid, hour, TURNS, model, "{}", row.id, row.agent, (), end.usage),)
+                end = replace(end, costs=costs)
+            if run.spending is not None:
+                run.journal.spending.append(run.spending.close())
             receipt = await run.journal.commit(row.head, end)
             if isinstance(receipt, Committed):
                 if receipt.woken:
                     self._ports.woken(receipt.woken)
+                if run.spending is not None:
+                    run.spending.limits.settled()
                 return Landed(receipt.row, end)
             assert isinstance(receipt, CancelWon)
             request = decode_cancel(receipt.cancel)
@@ -556,7 +628,7 @@ class SessionTask:
     `run` is the running turn, `turn` its number until its end is announced, and `opening` its input if that was
     accepted just now. `following` is the row of a turn that was opened behind it. `cancel` and `inputs` are a cancel
     request and an input that came while the turn was being loaded. `deps` are the live objects of the running turn,
-    where a function makes them.
+    where a function makes them. `reserved` is what was reserved for the first call of a turn when it was accepted.
     """
 
     name: str
@@ -572,6 +644,7 @@ class SessionTask:
     cancel: tuple[int, CancelRequest] | None = None
     inputs: bool = False
     deps: RunDeps | None = None
+    reserved: tuple[int, Reserved] | None = None
 
     async def work(self) -> None:
         turns = self._turns

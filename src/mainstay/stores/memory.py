@@ -19,10 +19,12 @@ from msgspec.structs import replace
 
 from mainstay.errors import BlobMissing, MainstayError, SearchUnavailable
 from mainstay.model.codec import convert, copied, decode, decode_row, encode
+from mainstay.model.limit import Account, Reservation
 from mainstay.model.process import Event, ProcessRow, SessionOrigin, Tombstone, WakeRow
 from mainstay.model.record import Spilled
 from mainstay.model.search import FoundRecord, SearchFilter, snippet, spoken
 from mainstay.model.session import Deaths, Dump, InboxRow, SessionRow, WaitRow, WorkerRow
+from mainstay.model.spending import UsageFilter, UsageRow
 from mainstay.model.write import ProcessFilter, SessionFilter, StoreFacts, Write
 from mainstay.ports.host import Clock
 from mainstay.ports.store import SWEEP_GRACE
@@ -84,6 +86,9 @@ class MemoryRows:
         self.dumps: dict[int, dict[int, Dump]] = {}
         self.workers_by_id: dict[str, WorkerRow] = {}
         self.deaths_by_scope: dict[int, Deaths] = {}
+        self.usage: dict[tuple[int, int, str, str, str], UsageRow] = {}
+        self.accounts: dict[tuple[str, str], Account] = {}
+        self.reservations: dict[tuple[int, str], Reservation] = {}
         self.blobs: dict[str, bytes] = {}
         self.blob_puts: dict[str, int] = {}
         self.blob_refs: dict[str, set[int]] = {}
@@ -249,6 +254,36 @@ class MemoryRows:
 
     def drop_deaths(self, change: rows.DropDeaths) -> None:
         self.deaths_by_scope.pop(change.scope, None)
+
+    # ------------------------------------------------------------------ what was spent
+
+    def add_usage(self, change: rows.AddUsage) -> None:
+        spent = change.spent
+        key = spent.sid, spent.hour, spent.label, spent.model, spent.metadata
+        known = self.usage.get(key)
+        self.usage[key] = spent if known is None else replace(known, usage=known.usage + spent.usage)
+
+    async def account_of(self, read: rows.AccountOf) -> Account | None:
+        return self.accounts.get((read.name, read.key))
+
+    def put_account(self, change: rows.PutAccount) -> None:
+        self.accounts[change.row.name, change.row.key] = change.row
+
+    async def reservation_at(self, read: rows.ReservationAt) -> Reservation | None:
+        return self.reservations.get((read.sid, read.name))
+
+    async def reservations_of(self, read: rows.ReservationsOf) -> list[Reservation]:
+        sid = self.by_id.get(read.session_id, 0)
+        return [each for key, each in sorted(self.reservations.items()) if key[0] == sid]
+
+    async def reservations_owned_by(self, read: rows.ReservationsOwnedBy) -> list[Reservation]:
+        return [each for _, each in sorted(self.reservations.items()) if each.owner == read.worker_id]
+
+    def put_reservation(self, change: rows.PutReservation) -> None:
+        self.reservations[change.row.sid, change.row.name] = change.row
+
+    def drop_reservation(self, change: rows.DropReservation) -> None:
+        self.reservations.pop((change.sid, change.name), None)
 
     # ------------------------------------------------------------------ processes
 
@@ -582,6 +617,15 @@ class MemoryStore:
     async def wakes(self, session_id: str | None = None, state: str = "pending") -> list[WakeRow]:
         wakes = [w for _, w in sorted(self.rows.wake_rows.items()) if w.state == state]
         return [w for w in wakes if session_id is None or w.session_id == session_id]
+
+    async def usage(self, wanted: UsageFilter) -> list[UsageRow]:
+        return [row for _, row in sorted(self.rows.usage.items()) if wanted.fits(row)]
+
+    async def accounts(self) -> list[Account]:
+        return [account for _, account in sorted(self.rows.accounts.items())]
+
+    async def reservations(self, sid: int | None = None) -> list[Reservation]:
+        return [each for key, each in sorted(self.rows.reservations.items()) if sid is None or key[0] == sid]
 
     async def workers(self) -> list[WorkerRow]:
         return list(self.rows.workers_by_id.values())

@@ -42,6 +42,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mainstay.errors import BlobMissing, MainstayError
+from mainstay.model.limit import Ask, Bound, Settle, Spending
+from mainstay.model.llm import Usage
 from mainstay.model.process import (
     Abandoned,
     Event,
@@ -56,6 +58,7 @@ from mainstay.model.process import (
     WakeTarget,
 )
 from mainstay.model.session import Answer, CancelRequest, Death, Dump, Node, SessionRow, WaitRow, WorkerRow
+from mainstay.model.spending import HOUR, UsageFilter, UsageRow
 from mainstay.model.write import (
     Accept,
     AddEvent,
@@ -384,6 +387,9 @@ async def everything(store: Store) -> dict[str, object]:
         "grantees": [await store.grantees(row.id) for row in found],
         "workers": sorted(await store.workers(), key=lambda row: row.id),
         "deaths": sorted(await store.deaths(), key=lambda row: row.scope),
+        "usage": [await store.usage(wanted) for wanted in _USAGE_FILTERS],
+        "accounts": await store.accounts(),
+        "reservations": [await store.reservations(), *[await store.reservations(row.sid) for row in sessions]],
         "nothing": [await store.session("nothing"), await store.process("nothing"), await store.wait("nothing")],
     }
 
@@ -411,6 +417,17 @@ _SESSION_FILTERS = (
     SessionFilter(prefix="ä"),
     SessionFilter(limit=2),
     SessionFilter(before=30),
+)
+_BOUNDS = (
+    Bound("tokens/session/ever", "tokens", "session", 0, 5_000, 2_000),
+    Bound("money/all/day", "money", "all", 86_400_000, 10**8, 10**7),
+    Bound("turns/agent/ever", "turns", "agent", 0, 2, 2),
+)
+_USAGE_FILTERS = (
+    UsageFilter(),
+    UsageFilter(since=HOUR),
+    UsageFilter(until=HOUR, agent="x"),
+    UsageFilter(session_id="a"),
 )
 _PROCESS_FILTERS = (
     ProcessFilter(),
@@ -505,14 +522,24 @@ class Author:
         children = pick([True, False])
         awaits = (PROCESSES[at % len(PROCESSES)],) if at % 2 else ()
         heard = row.next if at % 4 == 1 else None
+        bound = pick(_BOUNDS)
+        asking = Spending(pick(["", "c1"]), f"op{at}", (bound,), Ask(10, pick([100, 4_000]), 3_000, 15_000))
+        settling = Spending(pick(["", "c1"]), f"end{at}", settle=pick([Settle(9, 10**7), Settle(), Settle(free=True)]))
+        usage = pick([Usage(3, 1, calls=1, cost="0.1"), Usage(unknown=1)])
+        what = (pick([0, HOUR]), pick(["turns", "aside"]), pick(["", "m-1"]), pick(["{}", '{"user":"ann"}']))
+        costs = (UsageRow(row.sid, *what, row.id, row.agent, pick([(), ("a",)]), usage),)
         return pick(
             [
                 Append(scope, nodes, at, take, blobs=self._blobs(), dump=self._dump(at)),
                 Append(scope, nodes, at, waits=(wait,)),
+                Append(scope, nodes[: pick([0, 1])], at, spending=(asking,)),
+                Append(scope, nodes, at, spending=(settling, asking)),
+                Commit(scope, nodes, row.head, at, cancelled=row.cancel is not None, spending=(settling,)),
                 Append(scope, nodes, at, waits=(wait,), park=(wait.id,), awaits=awaits, heard=heard),
                 Commit(scope, nodes, row.head - pick([0, 0, 0, 1]), at, take, cancelled=row.cancel is not None),
                 Commit(scope, nodes, row.head, at, blobs=self._blobs(), children=children, dump=self._dump(at)),
                 Commit(scope, nodes, row.head, at, tools={"look": pick([True, None])}, recorded={}),
+                Commit(scope, nodes, row.head, at, cancelled=row.cancel is not None, costs=costs),
                 Release(scope, at, stuck=pick([None, "why not"])),
             ]
         )

@@ -64,6 +64,7 @@ from mainstay.model.outcome import (
     Finished,
     Incomplete,
     InvalidInput,
+    LimitReached,
     Outcome,
     PluginAborted,
     ProviderFailed,
@@ -466,7 +467,7 @@ class Machine:
         """Whether it is a cell that has this key, and no call of one."""
         return "." not in call or call in self.state.cells
 
-    def _over_budget(self, spent: BudgetSpent) -> None:
+    def _over_budget(self, spent: BudgetSpent | LimitReached) -> None:
         self._finish(spent)
 
     def _cancelled(self, request: CancelTurn) -> None:
@@ -520,6 +521,7 @@ class Machine:
         (Phase.ASKING, Faltered): _model_faltered,
         (Phase.ASKING, GaveUp): _gave_up,
         (Phase.ASKING, TimeIsUp): _time_is_up,
+        (Phase.ASKING, LimitReached): _over_budget,
         (Phase.TOOLS, Started): _tool_started,
         (Phase.TOOLS, Faltered): _tool_faltered,
         (Phase.TOOLS, Ended): _tool_ended,

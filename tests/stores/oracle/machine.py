@@ -16,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant
 
 from mainstay.errors import BlobMissing, MainstayError
 from mainstay.model.session import Node, SessionRow, WaitRow
+from mainstay.model.spending import UsageFilter, UsageRow
 from mainstay.model.write import Accept, Append, Commit, SessionFilter, TurnScope, Write
 from mainstay.ports.store import Store
 from mainstay.testing.store_contract import Place
@@ -230,7 +231,22 @@ class StoreMachine(RuleBasedStateMachine):
         assert by_key(found, "id") == sorted(model.waits.values(), key=lambda w: w["id"])
         assert by_key(await store.workers(), "id") == sorted(model.workers.values(), key=lambda w: w["id"])
         assert by_key(await store.deaths(), "scope") == sorted(model.deaths.values(), key=lambda d: d["scope"])
+        sums = {(r.sid, r.hour, r.label, r.model, r.metadata): as_sum(r) for r in await store.usage(UsageFilter())}
+        assert sums == model.usage
+        accounts = {(a.name, a.key): plain(a) for a in await store.accounts()}
+        books = model.books
+        assert accounts == {place: {"name": place[0], "key": place[1]} | each for place, each in books.accounts.items()}
+        held = {
+            (r.sid, r.name): (r.owner, r.turn, [[(h.name, h.key), h.start, h.amount] for h in r.holds])
+            for r in await store.reservations()
+        }
+        assert held == {place: (r["owner"], r["turn"], r["holds"]) for place, r in books.reserved.items()}
         assert await store.secret() == self.secret, "the secret of a store never changes"
+
+
+def as_sum(row: UsageRow) -> Plain:
+    usage = {name: getattr(row.usage, name) for name in ("input", "output", "calls", "unknown")}
+    return {"session": row.session_id, "agent": row.agent, "family": row.family} | usage
 
 
 def by_key(rows: Sequence[Any], key: str) -> list[Plain]:

@@ -25,6 +25,7 @@ from mainstay.errors import (
     WrongAgent,
 )
 from mainstay.model.session import Dump, Node, SessionRow
+from mainstay.model.spending import UsageRow
 from mainstay.model.write import (
     Accept,
     Append,
@@ -46,6 +47,7 @@ from mainstay.model.write import (
     TurnScope,
     Write,
 )
+from tests.stores.oracle.accounts import Accounts
 from tests.stores.oracle.plain import (
     Plain,
     Refusal,
@@ -68,7 +70,8 @@ class StoreModel(ProcessModel):
     """The tables, as dictionaries of plain values.
 
     `nodes` holds the bodies of a turn's records by (sid, turn); `inbox` what waits, as [kind, cancel] by input;
-    `dumps` are by sid, then turn; `blob_refs` which sessions refer to a blob, or their waits or dumps do.
+    `dumps` are by sid, then turn; `blob_refs` which sessions refer to a blob, or their waits or dumps do; `usage` what
+    was spent, in sums; `books` what counts against limits.
     """
 
     def __init__(self) -> None:
@@ -83,6 +86,8 @@ class StoreModel(ProcessModel):
         self.workers: dict[str, Plain] = {}
         self.blobs: dict[str, bytes] = {}
         self.blob_refs: set[tuple[str, int]] = set()
+        self.usage: dict[tuple[Any, ...], Plain] = {}
+        self.books = Accounts()
         self._rules: dict[type[Write[Any]], Callable[[Any], Any]] = {
             Accept: self.accept,
             Claim: self.claim,
@@ -122,7 +127,7 @@ class StoreModel(ProcessModel):
                 if known[1] != write.digest:
                     raise Refusal(KeyConflict)
                 opened = session["turn"] == known[0]
-                return {"turn": known[0], "row": dict(session), "opened": opened, "known": True}
+                return {"turn": known[0], "row": dict(session), "opened": opened, "known": True, "granted": None}
         self._need_blobs(write.blobs)
         if session is None:
             session = self._new_session(write.session_id, write.agent, write.at)
@@ -143,7 +148,10 @@ class StoreModel(ProcessModel):
             self.keys[session["sid"], write.key] = (number, write.digest)
         self.nodes[session["sid"], number] = [write.body]
         self._refer(session["sid"], write.blobs)
-        return {"turn": number, "row": dict(session), "opened": opens, "known": False}
+        granted = None
+        if write.spending is not None and opens and session["owner"] is not None:
+            [granted] = self.books.spend(session, session["owner"], number, (write.spending,))
+        return {"turn": number, "row": dict(session), "opened": opens, "known": False, "granted": granted}
 
     def _new_session(self, session_id: str, agent: str, at: int) -> Plain:
         session: Plain = {
@@ -188,6 +196,7 @@ class StoreModel(ProcessModel):
             return lost | {"suspect": True}
         if session["state"] == "parked":
             self._turn_goes_on(session, write.at)
+        self.books.turn_lost(session["sid"])
         session.update(generation=write.generation + 1, updated=write.at)
         session["takeovers"] += session["owner"] is not None
         if fate == "stuck":
@@ -203,7 +212,9 @@ class StoreModel(ProcessModel):
         parked = session is not None and session["state"] in landed and self._let_go(scope)
         if session and parked and write.park and all(self._body(scope, n) == n.body for n in write.nodes):
             # Sent again after it had parked the turn.
-            return {"cancel": session["cancel"], "inputs": self._inputs(scope.sid), "parked": True}
+            return {"cancel": session["cancel"], "inputs": self._inputs(scope.sid), "parked": True} | {
+                "granted": [self.books.nothing(each.op) for each in write.spending]
+            }
         session = self._owned(scope)
         self._need_blobs(write.blobs)
         self._need_blobs([digest for wait in write.waits for digest in blob_in(wait.body)])
@@ -224,12 +235,14 @@ class StoreModel(ProcessModel):
             self._forget_deaths(session["sid"])
             session["takeovers"] = 0
         parks = bool(write.park) and still
+        granted = self.books.spend(session, scope.owner, scope.turn, write.spending)
         if parks:
             self._forget_deaths(session["sid"])
             session.update(state="parked", owner=None, takeovers=0, updated=write.at)
             session.update(reason=None if write.heard is None else "waits for processes")
             self.awaited[scope.sid] = write.awaits
-        return {"cancel": session["cancel"], "inputs": self._inputs(scope.sid), "parked": parks}
+        told = {"cancel": session["cancel"], "inputs": self._inputs(scope.sid), "parked": parks}
+        return told | {"granted": granted}
 
     def commit(self, write: Commit) -> Plain:
         scope = write.scope
@@ -263,6 +276,10 @@ class StoreModel(ProcessModel):
             session.update(turn=waiting[0], cancel=cancel)
         else:
             session.update(turn=None, state="idle", owner=None, cancel=None)
+        self._count(session, write.costs)
+        if write.spending:
+            self.books.spend(session, scope.owner, scope.turn, write.spending)
+            self.books.turn_over(scope.sid, scope.turn)
         woken: set[str] = set()
         if write.children:
             self._turn_ended(f"{session['id']}.{scope.turn}", write.at, woken)
@@ -288,6 +305,7 @@ class StoreModel(ProcessModel):
             return {"row": dict(session), "woken": []}
         session = self._owned(scope)
         self._stop_suspecting(session["sid"])
+        self.books.turn_lost(session["sid"])
         session.update(owner=None, reason=write.stuck, updated=write.at)
         if write.stuck is not None:
             session["state"] = "stuck"
@@ -405,7 +423,19 @@ class StoreModel(ProcessModel):
             session = self._new_session(write.session_id, write.agent, write.at)
         session.update(settings=write.settings, updated=write.at)
         self._refer(session["sid"], write.blobs)
+        self._count(session, write.costs)
+        self.books.spend(session, write.worker, 0, write.spending)
         return dict(session)
+
+    def _count(self, session: Plain, costs: tuple[UsageRow, ...]) -> None:
+        """Add up what was spent. It stays, whatever becomes of the session."""
+        for each in costs:
+            key = (session["sid"], each.hour, each.label, each.model, each.metadata)
+            whose = {"session": each.session_id, "agent": each.agent, "family": each.family}
+            known = self.usage.setdefault(key, whose)
+            for name in ("input", "output", "calls", "unknown"):
+                given = getattr(each.usage, name)
+                known[name] = given if known.get(name) is None else known[name] + (given or 0)
 
     def _wake(self, session: Plain, worker: str | None) -> None:
         """Somebody has to look at an open turn that nobody owns: `worker`, or the first to claim it."""
@@ -443,6 +473,7 @@ class StoreModel(ProcessModel):
         self._forget_waits(session["sid"])
         self._forget_dumps(session["sid"])
         self._forget_deaths(session["sid"])
+        self.books.session_gone(session["sid"])
         if session["turn"] is not None:
             self._turn_ended(f"{session['id']}.{session['turn']}", write.at, set())
         if session["state"] == "parked":
@@ -502,7 +533,9 @@ class StoreModel(ProcessModel):
             return
         if write.dead and self._tells_of_a_suspect(write):
             return
+        self.books.worker_gone(write.worker_id)
         for session in owned:
+            self.books.turn_lost(session["sid"])
             session["owner"] = None
         self.leave(write.worker_id, write.at)
         self.workers.pop(write.worker_id, None)

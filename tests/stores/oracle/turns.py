@@ -9,11 +9,30 @@ from hypothesis.stateful import rule
 from msgspec.structs import replace
 
 from mainstay.errors import Fenced, HeadMoved, InternalError
+from mainstay.model.limit import Ask, Settle, Spending
+from mainstay.model.llm import Usage
 from mainstay.model.session import Death, Dump, Node
-from mainstay.model.write import Append, Claim, Commit, Outlived, Release, Resume, SessionRef
+from mainstay.model.spending import UsageRow
+from mainstay.model.write import Append, Claim, Commit, Configure, Outlived, Release, Resume, SessionRef
 from tests.stores.oracle.machine import StoreMachine
 from tests.stores.oracle.plain import Plain
-from tests.stores.oracle.values import CLOSED, bodies, few, has, index, large, lives, maybe_workers, names, workers
+from tests.stores.oracle.values import (
+    AGENTS,
+    CLOSED,
+    asks,
+    bodies,
+    bounds,
+    few,
+    has,
+    index,
+    large,
+    lives,
+    maybe_workers,
+    names,
+    settles,
+    spendings,
+    workers,
+)
 
 
 class TurnRules(StoreMachine):
@@ -223,6 +242,56 @@ class TurnRules(StoreMachine):
         answer = self.send(over)
         assert answer["row"]["head"] == turn
         self.send(over, answer)
+
+    @has(uncancelled)
+    @rule(n=index, hour=st.sampled_from([0, 3_600_000]), some=st.lists(spendings, min_size=1, max_size=3))
+    def a_commit_adds_what_the_turn_has_spent_to_the_sums_once(
+        self, n: int, hour: int, some: list[tuple[str, str, Usage]]
+    ) -> None:
+        session = self.pick(self.uncancelled(), n)
+        whose = (session["id"], session["agent"], ("root",))
+        costs = [UsageRow(session["sid"], hour, label, model, "{}", *whose, usage) for label, model, usage in some]
+        commit = self.committing(session, [], costs=tuple(costs))
+        self.send(commit, self.send(commit))
+
+    @has(StoreMachine.held)
+    @rule(n=index, wanted=bounds, ask=asks, how=settles, name=st.sampled_from(["", "", "c1"]), end=st.booleans())
+    def calls_are_reserved_for_and_settled(  # as an owner does it, whose write may be sent twice
+        self, n: int, wanted: Any, ask: Ask, how: Settle, name: str, end: bool
+    ) -> None:
+        session = self.pick(self.held(), n)
+        first = Spending(name, f"op-{self.now}", wanted, ask)
+        append = self.appending(session, [], spending=(first,))
+        [given] = self.send(append)["granted"]
+        assert [given] == self.send(append)["granted"]
+        assert given["output"] or given["short"] is not None
+        if end and session["owner"] is not None:
+            last = Spending(name, f"op-{self.now}-end", settle=how)
+            self.send(self.appending(session, [b"reply"], spending=(last,)))
+
+    @has(uncancelled)
+    @rule(n=index, wanted=bounds, ask=asks, how=settles)
+    def a_commit_settles_the_last_call_and_leaves_nothing_reserved(
+        self, n: int, wanted: Any, ask: Ask, how: Settle
+    ) -> None:
+        session = self.pick(self.uncancelled(), n)
+        sid = session["sid"]
+        self.send(self.appending(session, [], spending=(Spending("", f"op-{self.now}", wanted, ask),)))
+        commit = self.committing(session, [], spending=(Spending("", f"op-{self.now}", settle=how),))
+        self.send(commit, self.send(commit))
+        assert not [place for place in self.model.books.reserved if place == (sid, "")]
+
+    @rule(name=names, agent=st.sampled_from(AGENTS), wanted=bounds, ask=asks, how=settles, ends=st.booleans())
+    def completions_outside_of_turns_are_reserved_for_and_settled(
+        self, name: str, agent: str, wanted: Any, ask: Ask, how: Settle, ends: bool
+    ) -> None:
+        live = [s for s in self.model.live() if s["id"] == name and s["agent"] == agent]
+        for number, spending in enumerate(
+            (Spending("c9", f"op-{self.now}", wanted, ask), Spending("c9", f"op-{self.now}-end", settle=how))
+        ):
+            if live and (ends or not number):
+                settings = b'{"label":"%d"}' % (self.now + number)
+                self.send(Configure(name, agent, settings, self.tick(), spending=(spending,), worker="w1"))
 
     @has(StoreMachine.held)
     @rule(n=index, off=st.sampled_from([-1, 1]))

@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition
 
+from mainstay.model.limit import Ask, Bound, Settle
+from mainstay.model.llm import Usage
 from mainstay.model.session import Answer, CancelRequest
 
 CLOSED = b"closed "
@@ -68,3 +70,20 @@ Rule = TypeVar("Rule", bound=Callable[..., None])
 def has(*wanted: Callable[[Any], Any]) -> Callable[[Rule], Rule]:
     """A rule for when all of these find something."""
     return precondition(lambda self: all(find(self) for find in wanted))
+
+
+spendings = st.tuples(
+    st.sampled_from(["turns", "aside"]),
+    st.sampled_from(["", "m-1"]),
+    st.builds(lambda n, known: Usage(n, 1, calls=1) if known else Usage(unknown=1), st.integers(0, 9), st.booleans()),
+)
+"""What a turn has asked of a model; how much is not always known."""
+
+LIMITS = (
+    Bound("tokens/session/ever", "tokens", "session", 0, 2_000, 1_600),
+    Bound("tokens/all/day", "tokens", "all", 86_400_000, 3_000, 1_000),
+    Bound("turns/session/day", "turns", "session", 86_400_000, 2, 2),
+)
+bounds = st.lists(st.sampled_from(LIMITS), min_size=1, max_size=3, unique=True).map(tuple)
+asks = st.builds(Ask, st.sampled_from([0, 10, 400]), st.sampled_from([1, 300, 5_000]))
+settles = st.sampled_from([Settle(tokens=5, money=1), Settle(tokens=900), Settle(), Settle(free=True)])

@@ -17,18 +17,23 @@ from msgspec.structs import replace
 
 from mainstay.engine.control import Guarded, TurnAborted
 from mainstay.engine.driver import Run
+from mainstay.engine.limits import LimitedCall
 from mainstay.engine.model_call import sound_parts, within
 from mainstay.engine.retry import MODEL_RETRIES
+from mainstay.engine.waiters import current_metadata
 from mainstay.errors import InvalidInput, MainstayError, PluginError, ProviderError, StaleSettings, quoted
 from mainstay.model import validate
 from mainstay.model.codec import clean_part, clean_text, encode, encode_checked, error_text
+from mainstay.model.limit import Spending
 from mainstay.model.llm import DEFAULT_SETTINGS, Completion, ModelChoice, ModelRequest, ModelResponse, Usage
 from mainstay.model.message import Message, Role, Stored, Text, ToolCall
 from mainstay.model.record import Asking, Completed
 from mainstay.model.session import dump_settings, load_settings
+from mainstay.model.spending import hour_of, metadata_text
 from mainstay.model.tool import ToolSpec
 from mainstay.ports.provider import Counting, Provider, candidates, no_token_count
 from mainstay.sessions.parts import ServiceScope
+from mainstay.sessions.usage import usage_rows
 from mainstay.tools.answer import output_codec
 from mainstay.turn.tools import NATIVE
 
@@ -133,10 +138,17 @@ class DirectCompletions:
         known = None if inside else _answer_to(run, key)
         if known is not None:
             return known
-        lost = await self._mark(run, key, request.label)
+        lost, call = await self._mark(run, key, request.label), None
         try:
+            if (limits := self._at.parts.spend_limits) is not None:
+                call = LimitedCall(limits, self._at.parts.mint("c"), provider, request)
+                request = await self._reserve_in_turn(run, call, request)
             record = await self._answer(provider, replace(request, call_id=f"{self._at.id}:{key}"), key)
+            if call is not None:
+                run.journal.spending.append(call.settled(record.usage))
         except BaseException as error:  # whatever ended it, whoever adds up must not take it for one under way
+            if call is not None:
+                run.journal.spending.append(call.failed(_refused(error)))
             cost = Usage() if _refused(error) else None
             code = clean_text(str(error.code)) if isinstance(error, MainstayError) else type(error).__name__
             run.note(Completed(key, request.label, "", cost, "", self._now(), interrupted=lost, error=code))
@@ -146,6 +158,34 @@ class DirectCompletions:
         if not inside:
             await run.journal.flush()
         return record
+
+    async def _reserve_in_turn(self, run: Run, call: LimitedCall, request: ModelRequest) -> ModelRequest:
+        """The request, with an answer as long as the limits leave room for. Raises LimitReached."""
+        while True:
+            wanted = call.ask(dict(current_metadata()))
+            run.journal.spending.append(wanted)
+            await run.journal.flush()
+            if (bounded := call.bounded(request, run.journal.granted[wanted.op])) is not None:
+                return bounded
+            await call.limits.room()
+
+    async def _reserve_outside(self, began: int, call: LimitedCall, request: ModelRequest) -> ModelRequest:
+        """The same, with the count of what is about to be asked. What is not asked is taken back from it."""
+        lost = [(request.label, "", LOST)]
+        while True:
+            await self._count(began, *lost, spending=call.ask(dict(await self._at.metadata())))
+            lost.clear()
+            row = await self._at.row_or_new()
+            found = await self._at.parts.store.reservations(row.sid)
+            granted = next(each.granted for each in found if each.name == call.name)
+            try:
+                bounded = call.bounded(request, granted)
+                if bounded is not None:
+                    return bounded
+                await call.limits.room()
+            except BaseException:  # also a cancel while it waits: nothing was asked
+                await self._count(began, (request.label, "", FOUND), spending=call.failed(True))
+                raise
 
     async def _mark(self, run: Run, key: str, label: str) -> int:
         """See to it that the question is on disk before it is asked. How often a crash cut the same one off before.
@@ -163,22 +203,34 @@ class DirectCompletions:
     # ------------------------------------------------------------------ outside of turns
 
     async def _ask_outside(self, provider: Provider, request: ModelRequest) -> Completed:
-        label = request.label
-        await self._count((label, "", LOST))
+        label, began = request.label, self._now()
+        call = None
+        if (limits := self._at.parts.spend_limits) is not None:
+            call = LimitedCall(limits, self._at.parts.mint("c"), provider, request)
+            request = await self._reserve_outside(began, call, request)
+        else:
+            await self._count(began, (label, "", LOST))
         try:
             record = await self._answer(provider, request, request.call_id)
         except BaseException as error:  # one that was cancelled stays unknown; there may be no time to write anyway
             if _refused(error):
-                await self._count((label, "", FOUND))
+                await self._count(began, (label, "", FOUND), spending=None if call is None else call.failed(True))
+            elif call is not None:
+                await self._count(began, spending=call.failed(False))
             raise
-        spent = replace(record.usage or LOST, calls=1)
-        await self._count((label, "", FOUND), (label, record.model, spent))
+        spent, settled = replace(record.usage or LOST, calls=1), None if call is None else call.settled(record.usage)
+        await self._count(began, (label, "", FOUND), (label, record.model, spent), spending=settled)
         return record
 
-    async def _count(self, *costs: tuple[str, str, Usage]) -> None:
-        """Add to the ledger of the session itself: each a label, a model and what it cost."""
+    async def _count(self, began: int, *costs: tuple[str, str, Usage], spending: Spending | None = None) -> None:
+        """Add to the ledger of the session itself, and to its sums: each a label, a model and what it cost.
+
+        It counts in the hour in which it began, so that what was unknown at first is taken back where it was added.
+        """
+        whom = metadata_text(await self._at.metadata())
         while True:  # somebody else's edit is all that can be in the way, and no cost may be lost
             row = await self._at.row_or_new()
+            adds = await usage_rows(self._at.parts.store, row, hour_of(began), whom, costs)
             settings = load_settings(row.settings)
             labels, models = dict(settings.ledger), dict(settings.models)
             for label, model, usage in costs:
@@ -187,32 +239,36 @@ class DirectCompletions:
             # A name of its own: whoever counts the same at the same time must not take our count for its.
             wanted = replace(settings, ledger=_spent(labels), models=_spent(models), saved=self._at.parts.mint("o"))
             try:
-                await self._at.configure(row.id, row.agent, dump_settings(wanted), row.settings)
+                await self._at.configure(row.id, row.agent, dump_settings(wanted), row.settings, adds, spending)
             except StaleSettings:
                 continue
+            if (limits := self._at.parts.spend_limits) is not None:
+                limits.settled()
             return
 
     # ------------------------------------------------------------------ the model
 
     async def _answer(self, provider: Provider, request: ModelRequest, key: str) -> Completed:
-        response = await self._response(provider, request)
+        asked, response = await self._response(provider, request)
         try:
             parts = NATIVE.read(sound_parts(response), f"{key}.0").parts
         except (Exception, SystemExit) as error:  # what the provider gave may raise anything when it is looked at
             raise ProviderError(error_text(error), code="provider_nonsense") from error
+        usage, prices = response.usage, self._at.parts.prices
+        if prices is not None and usage is not None and usage.cost is None:
+            usage = replace(usage, cost=prices.cost(clean_text(asked.name), usage))
         said = [part.text for part in parts if isinstance(part, Text)]
         text, kept = ("".join(said), ()) if len(said) == len(parts) else ("", parts)
         model = clean_text(response.model)
-        return Completed(
-            key, request.label, text, response.usage, model, self._now(), stop=response.stop, parts=tuple(kept)
-        )
+        return Completed(key, request.label, text, usage, model, self._now(), stop=response.stop, parts=tuple(kept))
 
-    async def _response(self, provider: Provider, request: ModelRequest) -> ModelResponse:
-        """Ask until there is an answer, as often as a turn would: one model after the other, then all again."""
+    async def _response(self, provider: Provider, request: ModelRequest) -> tuple[Provider, ModelResponse]:
+        """Ask until there is an answer, as often as a turn would: one model after the other, then all again. With the
+        answer, the model that gave it."""
         left, number, rounds = list(candidates(provider)), 0, 1
         while True:
             try:
-                return await Guarded(self._at.parts.limits.call(left[number], request, _whole), None)
+                return left[number], await Guarded(self._at.parts.limits.call(left[number], request, _whole), None)
             except Exception as error:  # a provider may raise anything: the next model is asked
                 pause = 0.0
                 if isinstance(error, ProviderError) and error.retryable:

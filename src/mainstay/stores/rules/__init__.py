@@ -53,7 +53,7 @@ from mainstay.model.write import (
     TurnScope,
     Write,
 )
-from mainstay.stores.rules import processes, sessions, takeovers
+from mainstay.stores.rules import processes, sessions, spending, takeovers
 from mainstay.stores.rules.rows import (
     AllWorkers,
     ChildrenOf,
@@ -77,6 +77,7 @@ from mainstay.stores.rules.rows import (
     ProcessesOwnedBy,
     PutSession,
     PutWorker,
+    ReservationsOf,
     RowRead,
     Rows,
     SessionById,
@@ -132,7 +133,9 @@ async def retire(tx: Transaction, write: Retire) -> None:
         return  # the row stays until each scope has been claimed, which fences it
     if write.dead and await _is_evidence(tx, write):
         return
+    await spending.bury(tx, write.worker_id)
     for row in turns:
+        await spending.lose(tx, row.id)
         tx.change(PutSession(replace(row, owner=None)))
     for process in work:
         await processes.release_leaving(tx, process, write.at)
@@ -246,6 +249,7 @@ def _claim(write: Claim[Any]) -> Iterator[RowRead[Any]]:
     if isinstance(write.target, SessionRef):
         yield SessionById(write.target.id)
         yield DeathsOfSession(write.target.id)
+        yield ReservationsOf(write.target.id)
     else:
         yield ProcessById(write.target.id)
         yield DeathsOfProcess(write.target.id)

@@ -23,8 +23,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mainstay.errors import BlobMissing, InternalError
+from mainstay.model.limit import Account, Reservation
 from mainstay.model.process import Event, ProcessRow, Tombstone, WakeRow
 from mainstay.model.session import Deaths, Dump, InboxRow, SessionRow, WaitRow, WorkerRow
+from mainstay.model.spending import UsageRow
 
 T = TypeVar("T")
 
@@ -110,6 +112,24 @@ class InputAt(RowRead["InboxRow | None"], frozen=True, gc=False):
 
 class WaitById(RowRead["WaitRow | None"], frozen=True, gc=False):
     wait_id: str
+
+
+class AccountOf(RowRead["Account | None"], frozen=True, gc=False):
+    name: str
+    key: str
+
+
+class ReservationAt(RowRead["Reservation | None"], frozen=True, gc=False):
+    sid: int
+    name: str
+
+
+class ReservationsOf(RowRead["list[Reservation]"], frozen=True, gc=False):
+    session_id: str
+
+
+class ReservationsOwnedBy(RowRead["list[Reservation]"], frozen=True, gc=False):
+    worker_id: str
 
 
 # ---------------------------------------------------------------------- reads of processes
@@ -351,6 +371,25 @@ class ReferToBlobs(RowChange, frozen=True, gc=False):
     digests: tuple[str, ...]
 
 
+class AddUsage(RowChange, frozen=True, gc=False):
+    """To the sum with the same key, which is begun with it where there is none."""
+
+    spent: UsageRow
+
+
+class PutAccount(RowChange, frozen=True, gc=False):
+    row: Account
+
+
+class PutReservation(RowChange, frozen=True, gc=False):
+    row: Reservation
+
+
+class DropReservation(RowChange, frozen=True, gc=False):
+    sid: int
+    name: str
+
+
 # ---------------------------------------------------------------------- changes of processes
 
 
@@ -461,6 +500,7 @@ _PROCESSES: Kinds = frozenset(
         LiveProcessesSeenBy,
     }
 )
+_RESERVATIONS: Kinds = frozenset({ReservationAt, ReservationsOf, ReservationsOwnedBy})
 _WAKES: Kinds = frozenset({WakeByNumber, PendingWakesOf, PendingWakesFor})
 
 OUTDATED: Mapping[type[RowChange], Kinds] = {
@@ -479,6 +519,10 @@ OUTDATED: Mapping[type[RowChange], Kinds] = {
     PutDump: frozenset(),
     DropDumps: frozenset(),
     ReferToBlobs: frozenset(),
+    AddUsage: frozenset(),
+    PutAccount: frozenset({AccountOf}),
+    PutReservation: _RESERVATIONS,
+    DropReservation: _RESERVATIONS,
     AddProcess: _PROCESSES,
     PutProcess: _PROCESSES,
     Entomb: frozenset(

@@ -21,6 +21,7 @@ from mainstay.errors import (
 from mainstay.lifecycle import suspects
 from mainstay.model.codec import encode, spilled
 from mainstay.model.ids import MAX_ORDINAL, MAX_TURN, turn_id
+from mainstay.model.limit import Granted
 from mainstay.model.process import WakeRow
 from mainstay.model.record import InputKind, Joined
 from mainstay.model.session import (
@@ -62,11 +63,12 @@ from mainstay.model.write import (
     Resume,
     TurnScope,
 )
-from mainstay.stores.rules import takeovers
+from mainstay.stores.rules import spending, takeovers
 from mainstay.stores.rules.processes import all_live, end_session, end_turn, resume_with_turn, stopped_children
 from mainstay.stores.rules.rows import (
     AddNode,
     AddSession,
+    AddUsage,
     DeathsOfSession,
     DropAwaits,
     DropDumps,
@@ -98,6 +100,7 @@ from mainstay.stores.rules.rows import (
     PutWait,
     PutWake,
     ReferToBlobs,
+    ReservationAt,
     SessionById,
     SessionBySid,
     Transaction,
@@ -114,7 +117,7 @@ READ_BACK = 256
 # ---------------------------------------------------------------------- inputs
 
 
-async def accept(tx: Transaction, write: Accept) -> Accepted:
+async def accept(tx: Transaction, write: Accept) -> Accepted:  # noqa: C901  # all that may come with an input
     row = await tx.read(SessionById(write.session_id))
     if row is not None:
         _check_usable(row, write.agent)
@@ -162,7 +165,9 @@ async def accept(tx: Transaction, write: Accept) -> Accepted:
     tx.change(AddNode(row.sid, turn, 0, write.body))
     if write.blobs:
         tx.change(ReferToBlobs(row.sid, write.blobs))
-    return Accepted(turn, row, opens)
+    if write.spending is None or not opens or owner is None:
+        return Accepted(turn, row, opens)
+    return Accepted(turn, row, opens, granted=(await spending.spend(tx, row, owner, (write.spending,), turn))[0])
 
 
 async def _hear(tx: Transaction, row: SessionRow, write: Accept) -> SessionRow:
@@ -179,7 +184,9 @@ async def accept_applied(tx: Transaction, write: Accept) -> Accepted | None:
     for turn in range(row.next - 1, max(0, row.next - 1 - READ_BACK), -1):
         body = await tx.read(NodeAt(row.sid, turn, 0))
         if body is not None and body == write.body:
-            return Accepted(turn, row, opened=row.turn == turn)
+            known = None if write.spending is None else await tx.read(ReservationAt(row.sid, write.spending.name))
+            granted = known.granted if known is not None and known.turn == turn else None
+            return Accepted(turn, row, opened=row.turn == turn, granted=granted)
     return None
 
 
@@ -246,6 +253,7 @@ async def claim(tx: Transaction, write: Claim[SessionRow]) -> Claimed[SessionRow
     if ruling.fate == "held":
         return Claimed(row, won=False, suspect=True)
     await _unpark(tx, row, write.at)
+    await spending.lose(tx, row.id)
     # Counted on when a person resumes the turn: a takeover is a model call that may have been asked for nothing.
     taken_over = row.takeovers + (row.owner is not None)
     if ruling.fate == "stuck" and ruling.deaths is not None:
@@ -269,14 +277,14 @@ async def claim(tx: Transaction, write: Claim[SessionRow]) -> Claimed[SessionRow
     return Claimed(row, won=True, suspect=ruling.suspect)
 
 
-async def append(tx: Transaction, write: Append) -> Appended:
+async def append(tx: Transaction, write: Append) -> Appended:  # noqa: C901  # all that an owner may write at once
     scope = write.scope
     found = await tx.read(OwnedTurn(scope.sid, scope.turn, write.take))
     parked = _released_by(found.row, scope) if write.park else None
     landed = parked is not None and (parked.state == "parked" or (bool(write.awaits) and parked.state == "open"))
     if parked is not None and landed and await _are_there(tx, scope, write.nodes):
         since = await tx.read(OwnedTurn(scope.sid, scope.turn, ()))
-        return Appended(parked.cancel, since.inputs, parked=True)
+        return Appended(parked.cancel, since.inputs, True, tuple([Granted(each.op) for each in write.spending]))
     row = _owned(found.row, scope)
     if write.blobs or write.dump is not None:
         await check_blobs(tx, _referred_to(write))
@@ -302,6 +310,9 @@ async def append(tx: Transaction, write: Append) -> Appended:
                 tx.change(ReferToBlobs(waits_of(scope.sid), _spilled([wait.body])))
         if write.blobs or write.dump is not None:
             _refer(tx, scope, write)
+        if write.blobs:
+            tx.change(ReferToBlobs(scope.sid, write.blobs))
+    granted = await spending.spend(tx, row, scope.owner, write.spending, scope.turn) if write.spending else ()
     if park:
         await takeovers.clear(tx, row.sid, row.takeovers)
         reason = None if write.heard is None else AWAITS_PROCESSES
@@ -311,10 +322,12 @@ async def append(tx: Transaction, write: Append) -> Appended:
     elif row.takeovers and write.nodes and not write.repeats:
         await takeovers.clear(tx, row.sid, row.takeovers)
         tx.change(PutSession(replace(row, takeovers=0)))
-    return Appended(row.cancel, found.inputs, park)
+    return Appended(row.cancel, found.inputs, park, granted)
 
 
-async def commit(tx: Transaction, write: Commit) -> Committed | CancelWon:
+async def commit(  # noqa: C901  # all that ends with a turn
+    tx: Transaction, write: Commit
+) -> Committed | CancelWon:
     scope = write.scope
     found = await tx.read(OwnedTurn(scope.sid, scope.turn, write.take))
     if found.row is not None and found.row.head >= scope.turn and await _are_there(tx, scope, write.nodes[-1:]):
@@ -351,6 +364,10 @@ async def commit(tx: Transaction, write: Commit) -> Committed | CancelWon:
     if write.tools or row.settings:
         row = _configured(tx, row, settings_after_commit(row.settings, write.tools, write.recorded))
     tx.change(PutSession(row))
+    for spent in write.costs:
+        tx.change(AddUsage(spent))
+    if write.spending:
+        await spending.close(tx, row, scope.owner, scope.turn, write.spending)
     return Committed(row, await end_turn(tx, turn_id(row.id, scope.turn), write.at) if write.children else ())
 
 
@@ -361,6 +378,7 @@ async def release(tx: Transaction, scope: TurnScope, at: int, stuck: str | None)
         return Released(free)
     row = _owned(found, scope)
     await takeovers.release(tx, row.sid, row.takeovers)
+    await spending.lose(tx, row.id)
     state = "stuck" if stuck is not None else row.state
     row = replace(row, owner=None, state=state, reason=stuck, updated=at)
     tx.change(PutSession(row))
@@ -504,6 +522,10 @@ async def configure(tx: Transaction, write: Configure) -> SessionRow:
     tx.change(ReferToBlobs(row.sid, write.blobs))
     row = replace(_configured(tx, row, write.settings), updated=write.at)
     tx.change(PutSession(row))
+    for spent in write.costs:
+        tx.change(AddUsage(replace(spent, sid=row.sid)))
+    if write.spending:
+        await spending.spend(tx, row, write.worker, write.spending)
     return row
 
 
@@ -593,6 +615,7 @@ async def delete(tx: Transaction, write: Delete) -> bool:
     tx.change(DropWaits(row.sid))
     tx.change(DropDumps(row.sid))  # also where forks need its records: they run its cells again
     await takeovers.clear(tx, row.sid, row.takeovers)
+    await spending.delete(tx, row.id)
     if row.turn is not None:
         await end_turn(tx, turn_id(row.id, row.turn), write.at)
         await _unpark(tx, row, write.at)

@@ -11,6 +11,8 @@ from typing import Any
 import msgspec
 
 from mainstay.model.ids import MAX_ORDINAL, MAX_TURN
+from mainstay.model.limit import Account, Reservation
+from mainstay.model.llm import Usage
 from mainstay.model.process import (
     Event,
     ProcessRecord,
@@ -21,6 +23,7 @@ from mainstay.model.process import (
     WakeRow,
 )
 from mainstay.model.session import Deaths, Fork, InboxRow, Offers, SessionRow, WaitRow, WorkerRow
+from mainstay.model.spending import UsageFilter, UsageRow
 from mainstay.model.write import ProcessFilter, SessionFilter
 from mainstay.stores.rules.filters import where
 
@@ -165,6 +168,47 @@ def worker_row(found: tuple[Any, ...]) -> WorkerRow:
 
 def deaths_row(found: tuple[Any, ...]) -> Deaths:
     return Deaths(*checked("deaths", found))
+
+
+USAGE = "sid, hour, label, model, metadata, session_id, agent, family, usage, crc"
+USAGE_AT = f"SELECT {USAGE} FROM usage WHERE sid = ? AND hour = ? AND label = ? AND model = ? AND metadata = ?"
+PUT_USAGE = f"INSERT OR REPLACE INTO usage ({USAGE}) VALUES (?{', ?' * 9})"
+
+decode_usage = msgspec.json.Decoder(Usage).decode
+decode_family = msgspec.json.Decoder(tuple[str, ...]).decode
+
+
+def usage_row(found: tuple[Any, ...]) -> UsageRow:
+    sid, hour, label, model, metadata, session_id, agent, family, usage = checked("usage", found)
+    known = decode_family(family), decode_usage(usage)
+    return UsageRow(sid, hour, label, model, metadata, session_id, agent, *known)
+
+
+ACCOUNT = "name, key, start, spent, reserved, unknown, most, crc"
+RESERVATION = "sid, name, body"
+
+decode_reservation = msgspec.json.Decoder(Reservation).decode
+
+
+def account_row(found: tuple[Any, ...]) -> Account:
+    return Account(*checked("accounts", found))
+
+
+def reservation_row(found: tuple[Any, ...]) -> Reservation:
+    sid, name, body = found
+    row = decode_reservation(without_checksum("reservations", sid, body))
+    if row.name != name or row.sid != sid:
+        raise sqlite3.DatabaseError("malformed row of reservations: it belongs to another call")
+    return row
+
+
+def usage_filter(wanted: UsageFilter) -> tuple[str, list[Any]]:
+    """The rest of a SELECT from usage, and its arguments: what one comparison can tell. `UsageFilter.fits` does the
+    rest."""
+    given = [("hour >= ?", wanted.since), ("hour < ?", wanted.until), ("agent = ?", wanted.agent)]
+    clauses = [clause for clause, value in given if value is not None]
+    kept = f"usage WHERE {' AND '.join(clauses)}" if clauses else "usage"
+    return f"{kept} ORDER BY sid, hour, label, model, metadata", [value for _, value in given if value is not None]
 
 
 def session_values(row: SessionRow) -> tuple[Any, ...]:
@@ -327,6 +371,9 @@ def bad_rows(connection: sqlite3.Connection) -> list[str]:
         ("SELECT place, crc, body FROM steps", step_row),
         (f"SELECT {WAKE} FROM wakes", wake_row),
         (f"SELECT {TOMBSTONE} FROM tombstones", tombstone_row),
+        (f"SELECT {USAGE} FROM usage", usage_row),
+        (f"SELECT {ACCOUNT} FROM accounts", account_row),
+        (f"SELECT {RESERVATION} FROM reservations", reservation_row),
         ("SELECT sid FROM sessions WHERE listed IS NOT iif(deleted, 0, (updated >> 13) + 1)", _misplaced),
     ):
         try:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 from typing import Any
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from mainstay.lifecycle.process import PRUNED
 from mainstay.model.codec import encode
 from mainstay.model.ids import MAX_ORDINAL, MAX_TURN
+from mainstay.model.limit import Account, Reservation
 from mainstay.model.process import Event, ProcessRow, Tombstone, WakeRow
 from mainstay.model.session import Deaths, InboxRow, SessionRow, WaitRow, WorkerRow
+from mainstay.model.spending import UsageRow
 from mainstay.model.write import ProcessFilter
 from mainstay.stores.rules import rows
 from mainstay.stores.rules.rows import (
@@ -27,6 +30,7 @@ from mainstay.stores.rules.rows import (
     waits_of,
 )
 from mainstay.stores.sqlite.records import (
+    ACCOUNT,
     ACTIVE,
     ADD_EVENT,
     ADD_NODE,
@@ -54,6 +58,8 @@ from mainstay.stores.sqlite.records import (
     PUT_LISTED,
     PUT_PROCESS,
     PUT_SESSION,
+    PUT_USAGE,
+    RESERVATION,
     SESSION_BY_ID,
     SESSION_BY_SID,
     SOME_MAIL,
@@ -61,9 +67,11 @@ from mainstay.stores.sqlite.records import (
     STATUSES,
     TOMBSTONE,
     TOMBSTONE_BY_ID,
+    USAGE_AT,
     WAIT,
     WAKE,
     WORKER,
+    account_row,
     body_crc,
     checked,
     deaths_row,
@@ -77,12 +85,14 @@ from mainstay.stores.sqlite.records import (
     process_or_tombstone,
     process_row,
     process_values,
+    reservation_row,
     row_checksum,
     row_crc,
     session_row,
     session_values,
     step_place,
     tombstone_row,
+    usage_row,
     wait_row,
     wake_row,
     with_checksum,
@@ -118,7 +128,8 @@ class SqlRows:
     The owner of a turn writes to it again and again, and every write begins with the session's row. What this
     connection has written is therefore remembered, until anybody else commits anything or a transaction is undone: rows
     of sessions and processes that somebody owns, by number; where sessions are listed; how far journals go; the ids of
-    new processes that nobody waits for or is a child of; and the next numbers of new rows.
+    new processes that nobody waits for or is a child of; the sums of what sessions have spent; and the next numbers
+    of new rows.
     """
 
     def __init__(self, connection: sqlite3.Connection, has_blob: Callable[[str], bool]) -> None:
@@ -128,6 +139,7 @@ class SqlRows:
         self._processes: dict[int, ProcessRow] = {}
         self._last_steps: dict[int, int] = {}
         self._alone: set[str] = set()
+        self._usage: dict[tuple[int, int, str, str, str], UsageRow] = {}
         self._numbers: dict[str, int] = {}
         self._version = -1
         self._has_blob = has_blob
@@ -144,10 +156,13 @@ class SqlRows:
         self.last, self.rewrote = None, False
         version = self._do("PRAGMA data_version").fetchone()[0]
         changed = bool(version != self._version)
-        if changed or max(len(self._listed), len(self._processes), len(self._alone)) > REMEMBERED:
+        if changed or any(len(each) > REMEMBERED for each in self._bounded()):
             self.forget()
             self._version = version
         return changed
+
+    def _bounded(self) -> tuple[Sized, ...]:
+        return self._listed, self._processes, self._alone, self._usage
 
     def forget(self) -> None:
         self._known.clear()
@@ -155,6 +170,7 @@ class SqlRows:
         self._processes.clear()
         self._last_steps.clear()
         self._alone.clear()
+        self._usage.clear()
         self._numbers.clear()
 
     async def flush(self, changes: Sequence[RowChange]) -> None:
@@ -390,6 +406,50 @@ class SqlRows:
         sid = change.sid
         self._do("DELETE FROM dumps WHERE place BETWEEN ? AND ?", (node_place(sid, 0, 0), node_place(sid, MAX_TURN, 0)))
         self._do("DELETE FROM blobs WHERE sid = ?", (dumps_of(sid),))
+
+    # ------------------------------------------------------------------ what was spent
+
+    def add_usage(self, change: rows.AddUsage) -> None:
+        spent = change.spent
+        key = spent.sid, spent.hour, spent.label, spent.model, spent.metadata
+        known = self._usage.get(key)
+        if known is None and (found := self._do(USAGE_AT, key).fetchone()) is not None:
+            known = usage_row(found)
+        row = spent if known is None else replace(known, usage=known.usage + spent.usage)
+        self._usage[key] = row
+        values = (*key, row.session_id, row.agent, encode(row.family).decode(), encode(row.usage))
+        self._do(PUT_USAGE, (*values, row_checksum(values)))
+
+    async def account_of(self, read: rows.AccountOf) -> Account | None:
+        found = self._one(f"SELECT {ACCOUNT} FROM accounts WHERE name = ? AND key = ?", read.name, read.key)
+        return None if found is None else account_row(found)
+
+    def put_account(self, change: rows.PutAccount) -> None:
+        values = msgspec.structs.astuple(change.row)
+        self._do(f"INSERT OR REPLACE INTO accounts ({ACCOUNT}) VALUES (?{', ?' * 7})", (*values, row_checksum(values)))
+
+    async def reservation_at(self, read: rows.ReservationAt) -> Reservation | None:
+        found = self._one(f"SELECT {RESERVATION} FROM reservations WHERE sid = ? AND name = ?", read.sid, read.name)
+        return None if found is None else reservation_row(found)
+
+    async def reservations_of(self, read: rows.ReservationsOf) -> list[Reservation]:
+        query = "WHERE sid = (SELECT sid FROM sessions WHERE id = ?) ORDER BY name"
+        found = self._do(f"SELECT {RESERVATION} FROM reservations {query}", (read.session_id,))
+        return [reservation_row(each) for each in found]
+
+    async def reservations_owned_by(self, read: rows.ReservationsOwnedBy) -> list[Reservation]:
+        found = [
+            reservation_row(each) for each in self._do(f"SELECT {RESERVATION} FROM reservations ORDER BY sid, name")
+        ]
+        return [each for each in found if each.owner == read.worker_id]
+
+    def put_reservation(self, change: rows.PutReservation) -> None:
+        row = change.row
+        body = with_checksum(row.sid, encode(row))
+        self._do(f"INSERT OR REPLACE INTO reservations ({RESERVATION}) VALUES (?, ?, ?)", (row.sid, row.name, body))
+
+    def drop_reservation(self, change: rows.DropReservation) -> None:
+        self._do("DELETE FROM reservations WHERE sid = ? AND name = ?", (change.sid, change.name))
 
     # ------------------------------------------------------------------ workers
 

@@ -227,6 +227,47 @@ MIGRATIONS: dict[int, tuple[str, ...]] = {
         # Saved states of interpreters (`model.session.Dump`), one for each turn. `place` is that of the turn's first
         # record, for the same reasons as in `nodes`. No checksum: what is in here is under the executor's own.
         "CREATE TABLE dumps (place INTEGER PRIMARY KEY, digest TEXT, body BLOB NOT NULL)",
+        # What was spent (`model.spending.UsageRow`), a row for each session, hour, label, model and metadata: sums are
+        # read from these. A session's rows are next to each other, as its records are.
+        """
+        CREATE TABLE usage (
+            sid INTEGER NOT NULL,
+            hour INTEGER NOT NULL,
+            label TEXT NOT NULL,
+            model TEXT NOT NULL,
+            metadata TEXT NOT NULL,
+            session_id TEXT NOT NULL,
+            agent TEXT NOT NULL,
+            family TEXT NOT NULL,
+            usage BLOB NOT NULL,
+            crc INTEGER NOT NULL,
+            PRIMARY KEY (sid, hour, label, model, metadata)
+        ) WITHOUT ROWID
+        """,
+        # What counts against a limit, for each that it is counted by (`model.limit.Account`).
+        """
+        CREATE TABLE accounts (
+            name TEXT NOT NULL,
+            key TEXT NOT NULL,
+            start INTEGER NOT NULL,
+            spent INTEGER NOT NULL,
+            reserved INTEGER NOT NULL,
+            unknown INTEGER NOT NULL,
+            most INTEGER NOT NULL,
+            crc INTEGER NOT NULL,
+            PRIMARY KEY (name, key)
+        ) WITHOUT ROWID
+        """,
+        # What is reserved for calls of open turns, and for completions outside of turns (`model.limit.Reservation`).
+        # The body begins with its checksum.
+        """
+        CREATE TABLE reservations (
+            sid INTEGER NOT NULL,
+            name TEXT NOT NULL,
+            body BLOB NOT NULL,
+            PRIMARY KEY (sid, name)
+        ) WITHOUT ROWID
+        """,
     ),
 }
 

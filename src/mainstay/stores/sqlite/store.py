@@ -26,9 +26,11 @@ from msgspec.structs import replace
 
 from mainstay.errors import InvalidInput, StoreInherited, StoreUnavailable
 from mainstay.model.ids import MAX_TURN
+from mainstay.model.limit import Account, Reservation
 from mainstay.model.process import Event, ProcessRow, WakeRow
 from mainstay.model.search import FoundRecord, SearchFilter
 from mainstay.model.session import Deaths, Dump, InboxRow, SessionRow, WaitRow, WorkerRow
+from mainstay.model.spending import UsageFilter, UsageRow
 from mainstay.model.write import ProcessFilter, SessionFilter, StoreFacts, Write
 from mainstay.ports.store import SWEEP_GRACE, Tell, WorkerSocket
 from mainstay.stores import os_process
@@ -247,6 +249,23 @@ class SqliteStore:
             return None
         place, digest, body = found
         return records.node_position(place)[1], Dump(body if isinstance(body, bytes) else b"", digest)
+
+    async def usage(self, wanted: UsageFilter) -> list[UsageRow]:
+        query, args = records.usage_filter(wanted)
+        with reading(self.path):
+            found = self._live().execute(f"SELECT {records.USAGE} FROM {query}", args)
+            return [row for each in found if wanted.fits(row := records.usage_row(each))]
+
+    async def accounts(self) -> list[Account]:
+        with reading(self.path):
+            found = self._live().execute(f"SELECT {records.ACCOUNT} FROM accounts ORDER BY name, key")
+            return [records.account_row(each) for each in found]
+
+    async def reservations(self, sid: int | None = None) -> list[Reservation]:
+        where, args = ("", []) if sid is None else (" WHERE sid = ?", [sid])
+        with reading(self.path):
+            query = f"SELECT {records.RESERVATION} FROM reservations{where} ORDER BY sid, name"
+            return [records.reservation_row(each) for each in self._live().execute(query, args)]
 
     async def workers(self) -> list[WorkerRow]:
         with reading(self.path):

@@ -37,11 +37,13 @@ from msgspec.structs import replace
 from mainstay.errors import CommandsUnavailable, SearchUnavailable, StoreUnavailable
 from mainstay.model.agent import AgentSpec
 from mainstay.model.codec import decode, decode_row, encode
+from mainstay.model.limit import Account, Reservation
 from mainstay.model.llm import Delta, ModelRequest
 from mainstay.model.process import Event, ProcessRow, WakeRow
 from mainstay.model.record import Called, Ended, Faltered, RecordRow, Replied, Started
 from mainstay.model.search import FoundRecord, SearchFilter
 from mainstay.model.session import Deaths, Dump, InboxRow, SessionRow, WaitRow, WorkerRow
+from mainstay.model.spending import UsageFilter, UsageRow
 from mainstay.model.tool import PreparedCall, ToolOutcome, ToolSpec
 from mainstay.model.write import (
     Accept,
@@ -472,6 +474,15 @@ class InstrumentedStore:
 
     async def dump(self, sid: int, last: int) -> tuple[int, Dump] | None:
         return await self._faults.uncounted(self.inner.dump(sid, last))
+
+    async def usage(self, wanted: UsageFilter) -> list[UsageRow]:
+        return await self._faults.uncounted(self.inner.usage(wanted))
+
+    async def accounts(self) -> list[Account]:
+        return await self._faults.uncounted(self.inner.accounts())
+
+    async def reservations(self, sid: int | None = None) -> list[Reservation]:
+        return await self._faults.uncounted(self.inner.reservations(sid))
 
     async def process(self, process_id: str) -> ProcessRow | None:
         return await self._faults.uncounted(self.inner.process(process_id))

@@ -1,0 +1,260 @@
+"""Limits on what is spent: asking for room before a call, waiting for it, and settling after it.
+
+    SpendLimits     of a Runtime: its limits, what models cost, and the calls that wait for room
+    TurnSpending    of one turn: what is reserved for its next call
+
+Nothing here writes by itself: what is to be reserved and settled rides in the writes of the turn (`TurnJournal.spend`).
+The decision is made in the transaction (`lifecycle.limits`), for all processes of a store alike.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator
+from decimal import Decimal
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from mainstay.errors import LimitReached, ProviderError
+from mainstay.model.limit import FLOOR, NANO, Ask, Bound, Granted, Limit, NearLimit, Settle, Spending, units
+from mainstay.model.llm import ModelRequest, Usage
+from mainstay.model.message import Scalar
+from mainstay.model.outcome import LimitReached as Reached
+from mainstay.ports.host import Clock
+from mainstay.ports.provider import Prices, Provider, candidates
+
+ANSWER = 8_192
+"""Tokens that are reserved for an answer whose settings bound it to nothing; it is bounded to that then."""
+RATIO = 1 / 3
+"""Tokens in a byte of a request, before a model has told better: more than most have."""
+POLL = 0.5
+"""Seconds after which a call that waits looks again, for what other processes have settled."""
+
+_encode = msgspec.json.Encoder().encode
+
+
+class SpendLimits:
+    """The limits of a Runtime. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        limits: tuple[Limit, ...],
+        prices: Prices | None,
+        clock: Clock,
+        spawn: Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]],
+    ) -> None:
+        self.limits, self._prices, self._clock, self._spawn = limits, prices, clock, spawn
+        self._by_name = {limit.name: limit for limit in limits}
+        self._paid = any(limit.kind == "money" for limit in limits)
+        self._ratios: dict[str, float] = {}
+        self._waiting: set[asyncio.Future[None]] = set()
+        self._timer: asyncio.Task[None] | None = None
+
+    def bounds(self) -> tuple[Bound, ...]:
+        """The limits as they hold now."""
+        now = self._clock.now()
+        return tuple(
+            [
+                Bound(each.name, each.kind, each.per, each.start(now), each.most, max(round(each.most * each.warn), 1))
+                for each in self.limits
+            ]
+        )
+
+    def ask(self, model: str, size: int, settings: Any) -> Ask:
+        """What a request of so many bytes may take. A model without a price is not asked where money is limited."""
+        tokens = max(round(size * self._ratios.get(model, RATIO)), 1)
+        thinking = settings.reasoning if type(settings.reasoning) is int and settings.max_tokens is None else 0
+        output = (settings.max_tokens or ANSWER) + thinking
+        if not self._paid:
+            return Ask(tokens, output)
+        price = None if self._prices is None else self._prices.price(model)
+        if price is None:
+            raise ProviderError(
+                f"what {model} costs is not known, and a limit on money holds: give Runtime(prices={{{model!r}: "
+                "Price(input=…, output=…)}), or prices='genai-prices'",
+                code="price_missing",
+            )
+        most = max(price.input, price.cache_write or price.input)
+        return Ask(tokens, output, units(most), units(price.output))
+
+    def settle(self, model: str, usage: Usage | None, size: int) -> Settle:
+        """What a call has taken; None where its provider does not tell."""
+        if usage is None or (usage.input is None and usage.output is None):
+            return Settle()
+        asked = usage.total - (usage.output or 0)
+        if asked and size:
+            before = self._ratios.get(model, RATIO)
+            self._ratios[model] = min(max(asked / size, before * 0.9, 1 / 16), 2.0)
+        cost = usage.cost
+        if cost is None and self._prices is not None:
+            cost = self._prices.cost(model, usage)
+        return Settle(usage.total, None if cost is None else units(cost))
+
+    # ------------------------------------------------------------------ waiting
+
+    async def room(self) -> None:
+        """Wait until something was settled here, or others may have settled something."""
+        wake = asyncio.get_running_loop().create_future()
+        self._waiting.add(wake)
+        if self._timer is None:
+            self._timer = self._spawn(self._look_again(), "mainstay limits")
+        try:
+            await wake
+        finally:
+            self._waiting.discard(wake)
+
+    def settled(self) -> None:
+        """Something is on disk that may have made room."""
+        for wake in self._waiting:
+            if not wake.done():
+                wake.set_result(None)
+
+    async def _look_again(self) -> None:
+        try:
+            await self._clock.sleep(POLL)
+        finally:
+            self._timer = None
+            self.settled()
+
+    # ------------------------------------------------------------------ in words
+
+    def reached(self, short: NearLimit) -> Reached:
+        """How a turn ends that a limit stops."""
+        limit = self._by_name[short.name]
+        key = msgspec.json.decode(short.key)
+        spent, most = amount(limit.kind, short.spent), amount(limit.kind, short.most)
+        window = limit.window if isinstance(limit.window, str) or limit.window is None else f"{limit.window:g} s"
+        return Reached(limit.kind, most, spent, limit.per, key, window or "")
+
+    def refusal(self, short: NearLimit) -> LimitReached:
+        """The same for a direct completion."""
+        how = self.reached(short)
+        return LimitReached(how.kind, how.limit, how.spent, how.per, how.key, how.window)
+
+
+def amount(kind: str, given: int) -> float:
+    """An amount as people count it."""
+    return float(Decimal(given) / NANO) if kind == "money" else given
+
+
+def size_of(request: ModelRequest) -> int:
+    """Bytes of what a model is asked, as JSON."""
+    return sum([len(_encode(each)) for each in (*request.messages, *request.tools)])
+
+
+class Reserved(Struct, frozen=True, gc=False):
+    """What is reserved for a call that was not made yet."""
+
+    ask: Ask
+    output: int
+
+    def covers(self, ask: Ask) -> bool:
+        """Whether a call may be made with it: no smaller an answer was asked for, and its input fits."""
+        prices = (self.ask.input_price, self.ask.output_price) == (ask.input_price, ask.output_price)
+        return prices and ask.input <= self.ask.input and min(ask.output, FLOOR) <= self.output
+
+
+class TurnSpending:
+    """What a turn has reserved for its next call, and what is to be settled of the last one.
+
+    `reserved` is on disk. `warned` are the accounts that the turn was told of.
+    """
+
+    __slots__ = ("_answer", "_count", "_first", "_metadata", "_op", "_size", "limits", "reserved", "warned")
+
+    def __init__(self, limits: SpendLimits, op: str, metadata: dict[str, Scalar], reserved: Reserved | None) -> None:
+        self.limits, self._op, self._metadata, self.reserved = limits, op, metadata, reserved
+        self._count, self._size = 0, 0
+        self._first = True
+        self._answer: Settle | None = None
+        self.warned: set[tuple[str, str, int]] = set()
+
+    def ask(self, model: str, request: ModelRequest) -> Ask:
+        self._size = size_of(request)
+        return self.limits.ask(model, self._size, request.settings)
+
+    def reserve(self, ask: Ask) -> Spending:
+        """What asks for room for the next call. What was reserved before and not used is given back."""
+        settle = self._taken()
+        return Spending("", self._next(), self.limits.bounds(), ask, settle, self._metadata)
+
+    def granted(self, ask: Ask, given: Granted) -> None:
+        self.reserved = Reserved(ask, given.output) if given.output else None
+
+    def ended(self, model: str, usage: Usage | None, begun: bool) -> None:
+        """The call that something was reserved for has ended. One that was not begun has cost nothing."""
+        self.reserved = None
+        self._answer = self.limits.settle(model, usage, self._size) if begun else Settle(free=True)
+
+    def pending(self) -> Iterator[Spending]:
+        """What is to be settled with the next write."""
+        if self._answer is not None:
+            yield Spending("", self._next(), settle=self._taken(), metadata=self._metadata)
+
+    def close(self) -> Spending:
+        """The turn ends: what is left is settled or given back."""
+        return Spending("", self._next(), settle=self._taken(), metadata=self._metadata)
+
+    def news(self, given: Granted) -> Iterator[NearLimit]:
+        """The accounts that are nearly spent, and that were not told of yet."""
+        for each in given.near:
+            if (each.name, each.key, each.start) not in self.warned:
+                self.warned.add((each.name, each.key, each.start))
+                yield each
+
+    def _taken(self) -> Settle:
+        """How the last call ended. Where none was made since the turn is worked on here, what is reserved for it was
+        reserved when it was accepted, and not used."""
+        answer, self._answer = self._answer, None
+        unused = self._first or self.reserved is not None
+        self._first, self.reserved = False, None
+        return answer or Settle(free=unused)
+
+    def _next(self) -> str:
+        self._count += 1
+        return f"{self._op}.{self._count}"
+
+
+class LimitedCall:
+    """A direct completion that limits hold for, under a reservation of its own (`name`)."""
+
+    def __init__(self, limits: SpendLimits, name: str, provider: Provider, request: ModelRequest) -> None:
+        self.limits, self.name, self._size, self._count = limits, name, size_of(request), 0
+        self._model, asks = "", list[Ask]()
+        for each in candidates(provider):  # whichever answers, the dearest of them is paid for
+            self._model = self._model or str(each.name)
+            asks.append(limits.ask(str(each.name), self._size, request.settings))
+        self._ask = Ask(
+            max([each.input for each in asks]),
+            asks[0].output,
+            max([each.input_price for each in asks]),
+            max([each.output_price for each in asks]),
+        )
+        self._asked = False
+
+    def ask(self, metadata: dict[str, Scalar]) -> Spending:
+        """What asks for room."""
+        return Spending(self.name, self._next(), self.limits.bounds(), self._ask, metadata=metadata)
+
+    def bounded(self, request: ModelRequest, given: Granted) -> ModelRequest | None:
+        """The request as it may be asked; None while others have reserved what is left. Raises LimitReached."""
+        if given.output:
+            self._asked = True
+            return replace(request, settings=replace(request.settings, max_tokens=given.output))
+        if given.waits or given.short is None:
+            return None
+        raise self.limits.refusal(given.short)
+
+    def settled(self, usage: Usage | None) -> Spending:
+        return Spending(self.name, self._next(), settle=self.limits.settle(self._model, usage, self._size))
+
+    def failed(self, refused: bool) -> Spending:
+        """It has no answer. What a provider refused has cost nothing; what was cut off, nobody knows."""
+        return Spending(self.name, self._next(), settle=Settle(free=refused or not self._asked))
+
+    def _next(self) -> str:
+        self._count += 1
+        return f"{self.name}.{self._count}"
