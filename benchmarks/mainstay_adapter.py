@@ -390,6 +390,13 @@ async def wm(params: Sample) -> Sample:
     return await code_workloads.wm(params)
 
 
+async def wx(params: Sample) -> Sample:
+    """Servers over MCP."""
+    import mcp_workloads
+
+    return await mcp_workloads.wx(params)
+
+
 async def wh(params: Sample) -> Sample:
     """Models over HTTP."""
     import wire_workloads
@@ -546,6 +553,7 @@ if __name__ == "__main__":
             "wh": wh,
             "wm": wm,
             "wp": wp,
+            "wx": wx,
         },
         cold_start,
     )

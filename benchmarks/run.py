@@ -47,7 +47,8 @@ PEERS = Path(os.environ.get("BENCH_PEERS", ROOT.parent / "shared" / "bench"))
 class Row:
     """One line-up of a workload: ours, or the floor's. `disk`: it gets an empty folder. `killed`: once, in the middle.
 
-    `quick` stands in for parameters in a short run. `http`: with the HTTP client in its environment.
+    `quick` stands in for parameters in a short run. `http`: with the HTTP client in its environment. `whole`: in the
+    development environment, with all that is installed there.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Row:
     killed: bool = False
     quick: dict[str, Any] = field(default_factory=dict)
     http: bool = False
+    whole: bool = False
 
     @property
     def workload(self) -> str:
@@ -103,6 +105,8 @@ ROWS = (
     Row("wht", {"what": "turns", "turns": 20, "rounds": 10}, http=True, rounds=3, quick={"rounds": 3}),
     Row("whb", {"what": "building", "messages": 1000}, http=True, rounds=3, quick={"messages": 200}),
     Row("whi", {"what": "importing"}, http=True, rounds=5),
+    Row("wxc", {"what": "calls", "times": 400}, disk=True, rounds=3, quick={"times": 50}, whole=True),
+    Row("wxi", {"what": "idle", "servers": 50}, disk=True, rounds=2, quick={"servers": 10}, whole=True),
     Row("wp", {"turns": 40, "rounds": 12}, rounds=5),
     Row("wps", {"turns": 20, "rounds": 8}, disk=True, rounds=3),
 )
@@ -148,7 +152,8 @@ class Sampler:
         return sample
 
     def _start(self, row: Row, params: Sample, script: Path, work: Path) -> subprocess.Popen[bytes]:
-        command = [str(self._python[row.http]), str(script), row.workload, json.dumps(params | {"t0": time.time()})]
+        python = sys.executable if row.whole else str(self._python[row.http])
+        command = [python, str(script), row.workload, json.dumps(params | {"t0": time.time()})]
         environment = {**os.environ, **programs(), "BENCH_OUT": str(work / "out.json"), "PYTHONHASHSEED": "0"}
         environment.pop("PYTHONPATH", None)
         with open(work / "log", "ab") as log:

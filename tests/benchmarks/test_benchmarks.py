@@ -133,6 +133,14 @@ def test_files_of_a_workspace_are_measured(tmp_path: Path) -> None:
     assert found["parsing"]["parse_ms_per_mb"] > 0
 
 
+def test_servers_over_mcp_are_measured(tmp_path: Path) -> None:
+    calls = sample(tmp_path, "wx", {"what": "calls", "times": 3, "dir": str(tmp_path)})
+    idle = sample(tmp_path, "wx", {"what": "idle", "servers": 2, "dir": str(tmp_path)})
+    assert calls["bare_cpu_ms"] > 0
+    assert calls["call_cpu_ms"] > 0
+    assert idle["held_kb"] < 10_000
+
+
 def killed(folder: Path, workload: str, params: dict[str, Any]) -> tuple[str, Any]:
     """What an adapter process said that was killed when all was in flight, and what the next one left behind."""
     ready = folder / "ready"
