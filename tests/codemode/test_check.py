@@ -217,3 +217,20 @@ async def test_a_cell_that_is_too_long_is_refused(executor: Executor) -> None:
 
     assert ran.end.error is not None
     assert ran.end.error.message == "The cell was not run: it is longer than 256 KiB."
+
+
+@pytest.mark.parametrize(
+    "code",
+    [f"import {'a.' * 120_000}b", f"from .{'a.' * 120_000}b import c", "import a" + " .\\\n b" * 40_000],
+)
+async def test_a_name_that_takes_minutes_to_parse_is_refused(executor: Executor, code: str) -> None:
+    ran = await run(await executor.open(), code)
+
+    assert ran.end.error is not None
+    assert ran.end.error.message == "The cell was not run: a name in it has 100 dots or more."
+
+
+async def test_many_dots_that_are_no_long_name_run(executor: Executor) -> None:
+    ran = await run(await executor.open(), f"x = [{'1.5, ' * 1000}]\n'''{'So. It is. ' * 1000}'''\nlen(x)")
+
+    assert (ran.end.error, ran.end.value) == (None, "1000")

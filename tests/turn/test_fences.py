@@ -17,6 +17,8 @@ from mainstay.turn.fences import cell_of
         ("```\nx = 1\n```", "x = 1\n", False),
         ("```PYTHON\nx = 1\n```  \n\n", "x = 1\n", False),
         ("``` python title=a.py\nx = 1\n```", "x = 1\n", False),
+        ("```python \t \nx = 1\n```", "x = 1\n", False),
+        (f"```python{' ' * 500_000}title\nx = 1\n```", "x = 1\n", False),  # takes an hour where blanks are tried
         ("```{python}\nx = 1\n```", "x = 1\n", False),
         ("```python\r\nx = 1\r\n```\r\n", "x = 1\r\n", False),
         ("~~~python\nx = 1\n~~~", "x = 1\n", False),

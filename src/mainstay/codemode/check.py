@@ -24,6 +24,8 @@ MOST_NOTES = 8
 MOST_FAULTS = 8
 LONGEST = 256 * 1024
 """Bytes of a cell."""
+MOST_DOTS = 100
+_DOTTED = re.compile(rf"\b[^\W\d]\w*(?:[\s\\]*\.[\s\\]*\w+){{{MOST_DOTS}}}")
 
 
 class Fault(Struct, frozen=True):
@@ -42,6 +44,16 @@ class CellCode(Struct, frozen=True):
     mentions: frozenset[str] = frozenset()
     unawaited: tuple[Fault, ...] = ()
     unread: bool = False
+
+
+def oversize(code: str) -> str:
+    """Why a cell is not even parsed, or "". The parser of Python joins the parts of `import a.b.c` one by one: a name
+    with as many of them as a cell has room for takes minutes, in which nothing else of this process runs."""
+    if len(code.encode(errors="replace")) > LONGEST:
+        return f"The cell was not run: it is longer than {LONGEST // 1024} KiB."
+    if code.count(".") >= MOST_DOTS and _DOTTED.search(code) is not None:
+        return f"The cell was not run: a name in it has {MOST_DOTS} dots or more."
+    return ""
 
 
 def read_cell(code: str, asynchronous: Collection[str]) -> CellCode:

@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, ParamSpec, TypeVar
 
 from mainstay.codemode import worker as blocking
-from mainstay.codemode.check import LONGEST, judge, read_cell
+from mainstay.codemode.check import judge, oversize, read_cell
 from mainstay.codemode.dumps import CellState, Dump, DumpHeader, fitting, seal, unseal
 from mainstay.codemode.places import Catalogues, Places, to_its_end
 from mainstay.codemode.stubs import Functions, shown
@@ -253,9 +253,8 @@ class MontyRepl:
     async def begin(self, code: str, tools: Sequence[ToolSpec], *, at: int, seed: str, check: bool = True) -> CodeStep:
         if self._cell is not None:
             raise InternalError("a cell is begun while another one runs")
-        if len(code.encode(errors="replace")) > LONGEST:
-            text = f"The cell was not run: it is longer than {LONGEST // 1024} KiB."
-            return CellEnd(error=CodeError("check", text, rolled_back=True))
+        if why := oversize(code):
+            return CellEnd(error=CodeError("check", why, rolled_back=True))
         functions = self._executor.functions(tools)
         asynchronous = functions.asynchronous.difference(self._names)  # a variable hides the tool of its name
         read = read_cell(code, asynchronous)

@@ -27,7 +27,8 @@ RUN = frozenset({"bash", "sh", "shell", "zsh", "console", "javascript", "js", "t
 
 _LINE = re.compile(r"[^\n]*\n|[^\n]+")
 """Not `splitlines`, which also breaks at signs that may stand inside a string of the code."""
-_OPEN = re.compile(r"^ {0,3}(?P<fence>`{3,}|~{3,})[ \t]*(?P<info>.*?)[ \t]*$")
+_OPEN = re.compile(r" {0,3}(?P<fence>`{3,}|~{3,})(?P<info>.*)")
+"""What follows the fence has its blanks on: a pattern that took them off would try each of them as the last one."""
 
 
 class Fence(Struct, frozen=True):
