@@ -8,6 +8,7 @@ import stat
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -17,7 +18,7 @@ from msgspec.structs import replace
 from mainstay.codemode.dumps import Dump, DumpHeader, fitting, key_beside, seal, unseal
 from mainstay.codemode.monty import MontyExecutor
 from mainstay.codemode.worker import POLICY, VERSION
-from mainstay.errors import DumpRefused, StoreUnavailable
+from mainstay.errors import DumpRefused, InvalidDefinition, StoreUnavailable
 from mainstay.model.code import CellEnd, CodeCall, CodeLimits, Given, Paused
 from tests.codemode.kit import AT, KEY, TOOLS, executing, run
 
@@ -197,8 +198,19 @@ def test_a_key_that_is_none_is_refused_with_what_to_do(tmp_path: Path) -> None:
         key_beside(tmp_path / "agent.db")
 
     file.unlink()
+    os.mkfifo(file, 0o600)  # would be waited for
+    with pytest.raises(StoreUnavailable, match="delete it, and a new one is made"):
+        key_beside(tmp_path / "agent.db")
+
+    file.unlink()
     os.symlink(tmp_path / "elsewhere", file)
     with pytest.raises(StoreUnavailable):
         key_beside(tmp_path / "agent.db")
     with pytest.raises(StoreUnavailable, match="cannot be kept"):
         key_beside(tmp_path / "no" / "folder" / "agent.db")
+
+
+@pytest.mark.parametrize("key", [b"", b"x" * 31, "x" * 32, None])
+def test_an_executor_is_not_made_with_a_key_that_can_be_guessed(key: Any) -> None:
+    with pytest.raises(InvalidDefinition, match=r"give 32 bytes that nobody else knows"):
+        MontyExecutor(key=key)

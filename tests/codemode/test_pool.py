@@ -11,11 +11,12 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mainstay.codemode import monty as module
-from mainstay.errors import RuntimeClosed
+from mainstay.errors import InvalidDefinition, RuntimeClosed
 from mainstay.model.code import CellEnd, Given, Paused
 from tests.codemode.kit import AT, TOOLS, executing, run
 from tests.kit import SOON, until
@@ -239,3 +240,9 @@ def _runs(pid: int) -> bool:
         return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+@pytest.mark.parametrize("workers", [0, -1, "2", True])
+def test_a_pool_of_no_workers_is_refused(workers: Any) -> None:
+    with pytest.raises(InvalidDefinition, match="workers="):
+        module.MontyExecutor(key=bytes(32), workers=workers)

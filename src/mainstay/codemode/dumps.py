@@ -166,7 +166,10 @@ def _make_key(path: Path) -> None:
 
 
 def _read_key(path: Path) -> bytes:
-    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0))
+    # Without O_NONBLOCK a pipe of that name would be waited for.
+    handle = os.open(
+        path, os.O_RDONLY | sum(getattr(os, flag, 0) for flag in ("O_NOFOLLOW", "O_CLOEXEC", "O_NONBLOCK"))
+    )
     with os.fdopen(handle, "rb") as file:
         status = os.fstat(file.fileno())
         key = file.read(KEY_BYTES + 1)

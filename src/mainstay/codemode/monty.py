@@ -21,11 +21,12 @@ from typing import Any, Final, ParamSpec, TypeVar
 
 from mainstay.codemode import worker as blocking
 from mainstay.codemode.check import judge, oversize, read_cell
-from mainstay.codemode.dumps import CellState, Dump, DumpHeader, fitting, seal, unseal
+from mainstay.codemode.dumps import KEY_BYTES, CellState, Dump, DumpHeader, fitting, seal, unseal
 from mainstay.codemode.places import Catalogues, Places, to_its_end
 from mainstay.codemode.stubs import Functions, shown
 from mainstay.codemode.worker import Cell, Checker, Program, Worker
-from mainstay.errors import DumpRefused, InternalError, MissingExtra
+from mainstay.errors import DumpRefused, InternalError, InvalidDefinition, MissingExtra
+from mainstay.model import validate
 from mainstay.model.code import (
     CellEnd,
     CodeAnswer,
@@ -74,6 +75,10 @@ class MontyExecutor:
     """
 
     def __init__(self, *, key: bytes, limits: CodeLimits | None = None, workers: int | None = None) -> None:
+        if type(key) is not bytes or len(key) < KEY_BYTES:
+            raise InvalidDefinition(f"the key is not usable: give {KEY_BYTES} bytes that nobody else knows")
+        if workers is not None:
+            validate.count(workers, "workers", 1, InvalidDefinition)
         self._limits = limits or CodeLimits()
         self.key = key
         self._most = workers or max(2, os.cpu_count() or 2)

@@ -15,6 +15,9 @@ from typing import Any, Literal, TypeAlias
 
 from msgspec import Struct, field
 
+from mainstay.errors import InvalidDefinition, quoted
+from mainstay.model import validate
+
 FINISH = "finish"
 """The function of a cell that ends its turn with a value."""
 SLEEP = "sleep"
@@ -34,6 +37,10 @@ RaiseKind: TypeAlias = Literal["failed", "denied", "invalid", "refused", "unknow
 effect, and a loop that goes on after any failure would repeat it."""
 
 
+LONGEST_RUN = 86_400
+"""Seconds that the time limit of a cell may be."""
+
+
 class CodeLimits(Struct, frozen=True, omit_defaults=True):
     """What one cell may use. A cell that reaches a limit ends, and the variables are as they were before it.
 
@@ -47,6 +54,14 @@ class CodeLimits(Struct, frozen=True, omit_defaults=True):
     state: int = 32 * 1024 * 1024
     recursion: int = 500
     calls: int = 10_000
+
+    def __post_init__(self) -> None:
+        if type(self.seconds) not in (int, float) or not 0 < self.seconds <= LONGEST_RUN:  # also what is no number
+            raise InvalidDefinition(
+                f"seconds={quoted(self.seconds)} is not usable: give more than 0, and {LONGEST_RUN:,} at most"
+            )
+        for what, least in (("memory", 1), ("output", 0), ("state", 1), ("recursion", 1), ("calls", 0)):
+            validate.count(getattr(self, what), what, least, InvalidDefinition)
 
 
 class CPython(Struct, frozen=True, omit_defaults=True):
