@@ -58,7 +58,7 @@ async def test_cell_beyond_a_limit_leaves_the_variables_before_it(place: Place, 
         again = await (await runtime.session("s")).run("again")
 
     told = [message.text for message in result.messages if message.role == "user"]
-    assert any(why in text for text in told)
+    assert any(why in text and "\nWhat it had called before stays done: double() " in text for text in told)
     assert [outputs(each)[-1] for each in (result.messages, again.new_messages)] == ["Output of the cell:\n1"] * 2
 
 
@@ -77,7 +77,7 @@ async def test_calls_beyond_those_of_a_turn_are_not_made(place: Place) -> None:
         result = await (await runtime.session("s")).run("go")
 
     told = [message.text for message in result.messages if message.role == "user"]
-    assert any("The cells of one turn may make 10,000 calls" in text for text in told)
+    assert any("The cells of one turn may make 10,000 calls" in text and "done: count() 1x." in text for text in told)
     assert outputs(result.messages)[-1] == "Output of the cell:\n1"
     assert made == [-1]
 

@@ -321,6 +321,7 @@ async def test_cancel_drops_the_cell_and_its_variables(place: Place) -> None:
     assert isinstance(cancelled.outcome, Cancelled)
     assert [type(call.outcome) for call in cancelled.tool_calls] == [OutcomeUnknown]
     assert "dropped" in outputs(cancelled.messages)[-1]
+    assert outputs(cancelled.messages)[-1].endswith("\nWhether these were done is unknown: wait() 1x.")
     assert outputs(result.new_messages) == ["Output of the cell:\n1"]
 
 

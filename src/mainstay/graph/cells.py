@@ -7,14 +7,16 @@ dropped with its turn: both are left out.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from msgspec import Struct, field
 
+from mainstay.model.code import FINISH, SLEEP
 from mainstay.model.message import Message, ToolCall
 from mainstay.model.record import Called, Closed, Ended, Record, Replied
-from mainstay.model.tool import Failed, Ok
+from mainstay.model.tool import Failed, Ok, OutcomeUnknown
 from mainstay.model.transcript import calls_in
 
 ROLLED_BACK, FRESH = "rolled_back", "fresh"
@@ -46,6 +48,22 @@ class Cell(Struct):
         outcome = None if self.end is None else self.end.outcome
         told = outcome.value if isinstance(outcome, Ok) else outcome.data if isinstance(outcome, Failed) else None
         return told.get(name) if isinstance(told, dict) else None
+
+
+def done_by(cell: Cell) -> str:
+    """What a cell that left no variables has done all the same, in words: a model that is told only that it failed
+    writes it again, and everything is done twice."""
+    ended = {each.call: type(each.outcome) for each in cell.answers}
+    made = [(call.name, ended.get(f"{cell.key}.{number}")) for number, call in enumerate(cell.calls)]
+    words = ""
+    for outcome, said in (
+        (Ok, "What it had called before stays done"),
+        (OutcomeUnknown, "Whether these were done is unknown"),
+    ):
+        times = Counter([name for name, how in made if how is outcome and name not in (FINISH, SLEEP)])
+        if times:
+            words += f"\n{said}: {', '.join([f'{name}() {count}x' for name, count in times.items()])}."
+    return words
 
 
 class PastCells:

@@ -27,7 +27,7 @@ from mainstay.engine.control import CANCEL_GRACE, TurnCancelled
 from mainstay.engine.driver import PER_CALL, Parked, Run
 from mainstay.engine.journal import SPILL_BYTES
 from mainstay.errors import DumpRefused, InternalError
-from mainstay.graph.cells import FRESH, ROLLED_BACK, Cell, cells_of, effective
+from mainstay.graph.cells import FRESH, ROLLED_BACK, Cell, cells_of, done_by, effective
 from mainstay.model.code import (
     FINISH,
     RUN_CODE,
@@ -409,6 +409,8 @@ class Running:
             ended = Ok({**told, "answer": text}, whole)
         elif error is not None:
             ended = Failed(f"code_{error.which or error.code}", error.message, told)
+        if isinstance(ended, Failed) and back:
+            ended = replace(ended, message=f"{ended.message}{done_by(self._cell)}")
         if isinstance(ended, Failed) and self._effect.cell and value:  # of a failed call only the message is shown
             ended = replace(ended, message=f"{value}\n\n{ended.message}")
         spent = int((self._clock.monotonic() - self._began) * 1000)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from mainstay.engine.admission import Admission
 from mainstay.engine.control import CANCEL_GRACE
@@ -22,7 +23,7 @@ from mainstay.engine.driver import Parked, Run
 from mainstay.engine.lease import Worker
 from mainstay.engine.waiters import Deadlocks
 from mainstay.errors import InternalError
-from mainstay.graph.cells import ROLLED_BACK
+from mainstay.graph.cells import ROLLED_BACK, cells_of, done_by
 from mainstay.model.effect import AskedCall, RunTools
 from mainstay.model.event import CellFinished, WaitingFor
 from mainstay.model.protocol import Reading
@@ -154,6 +155,9 @@ class Dispatcher:
             for active in [each for each in calls.active.values() if each.key in state.calls]:
                 active.end(NEVER_RAN)
             outcome = cell or CELL_DROPPED
+            found = cells_of(run.scope.turn, run.records)
+            if found and found[-1].key == key:
+                outcome = replace(outcome, message=f"{outcome.message}{done_by(found[-1])}")
             run.record(Ended(key, outcome, at=self.clock.now(), slot=run.slot()))
             run.events.emit(CellFinished, cell_id=f"{run.turn_id}.{key}", outcome=outcome)
 
