@@ -691,3 +691,21 @@ def test_arguments_survive_the_way_through_json(values: dict[str, Any]) -> None:
     args = msgspec.json.decode(msgspec.json.encode(values))
 
     assert EVERYTHING.bind(args) == values
+
+
+@pytest.mark.parametrize(
+    "answer",
+    ["```json\n" + " " * 500_000 + "x", " " * 500_000 + "x", "{" * 500_000, "[{" * 250_000, "```json\n" * 60_000],
+)
+def test_answer_of_half_a_megabyte_that_is_no_json_is_refused_in_the_time_it_takes_to_read_it(answer: str) -> None:
+    """An hour for a pattern that looks at the rest again from each place."""
+    with pytest.raises(ValueError, match="answer"):
+        output_codec(dict[str, int]).validate(answer)
+
+
+def test_json_is_found_among_words_and_brackets() -> None:
+    validate = output_codec(dict[str, int]).validate
+
+    assert validate('} ] It is {"a": 1}. ]') == {"a": 1}
+    assert validate('[{] no.\n```json\n{"a": 1}\n\n  ```\nSo.') == {"a": 1}
+    assert validate(' \n```JSON \t\n {"a": 1} ``` \n') == {"a": 1}

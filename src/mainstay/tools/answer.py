@@ -17,7 +17,7 @@ and a new value is made only when the text has grown by a fiftieth, so that all 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -38,8 +38,9 @@ class OutputCodec(NamedTuple):
     from_json: Callable[[Any], Any]
 
 
-_FENCED = re.compile(r"\s*```(?:json)?[ \t]*\n(.*?)\n?\s*```\s*", re.DOTALL | re.IGNORECASE)
-_BRACKETED = re.compile(r"\{.*\}|\[.*\]", re.DOTALL)
+# An answer may be megabytes of anything, so nothing here may look at a part of it again for each place before it.
+_FENCED = re.compile(r"```(?:json)?[ \t]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
+_BRACKET = re.compile(r"[{\[]")
 
 
 def output_codec(kind: Any) -> OutputCodec:
@@ -89,7 +90,7 @@ def _read_text(answer: str, read: Callable[[Any], Any], is_text: bool) -> Any:
         except ValueError:
             if not answer.lstrip().startswith(('"', "`")):
                 raise
-    fenced = _FENCED.fullmatch(answer)
+    fenced = _FENCED.fullmatch(answer.strip())
     try:
         value = msgspec.json.decode(fenced[1] if fenced else answer)
     except msgspec.DecodeError as error:
@@ -105,9 +106,19 @@ def _read_text(answer: str, read: Callable[[Any], Any], is_text: bool) -> Any:
     return read(value)
 
 
+def _bracketed(answer: str) -> Iterator[str]:
+    """What stands from a bracket to the last one that closes its kind, from left to right."""
+    last, after = {"{": answer.rfind("}"), "[": answer.rfind("]")}, 0
+    for found in _BRACKET.finditer(answer):
+        begin, end = found.start(), last[found[0]]
+        if after <= begin < end:
+            yield answer[begin : end + 1]
+            after = end + 1
+
+
 def _inside(answer: str) -> Any:
     """The JSON in an answer that has words around it: in its last fence, else from its first bracket to its last."""
-    for text in (*[fenced[1] for fenced in reversed([*_FENCED.finditer(answer)])], *_BRACKETED.findall(answer)):
+    for text in (*[fenced[1] for fenced in reversed([*_FENCED.finditer(answer)])], *_bracketed(answer)):
         try:
             return msgspec.json.decode(text)
         except msgspec.DecodeError:
