@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from mainstay.codemode.dumps import Dump, DumpHeader, fitting, key_beside, seal, unseal
+from mainstay.codemode.inside.values import EARLIER
 from mainstay.codemode.monty import MontyExecutor
 from mainstay.codemode.worker import POLICY, VERSION
 from mainstay.errors import DumpRefused, InvalidDefinition, StoreUnavailable
@@ -143,6 +144,45 @@ async def test_a_cell_that_only_lacks_answers_is_saved_with_its_end(executor: Mo
     assert again.paused == Paused((CodeCall(0, "search", {"query": "a"}, line=1),))
     assert await again.resume(Given(0, 1)) == CellEnd("tea\n", "3")
     assert again.names == ("x",)
+
+
+async def test_a_call_that_a_saved_cell_kept_raises_in_later_cells(executor: MontyExecutor) -> None:
+    repl = await executor.open()
+    await repl.begin("early = search('a')\nawait search('b')", TOOLS, at=AT, seed="s", check=False)
+    again = await executor.open(await repl.dump("mid"), TOOLS)
+    assert await again.resume(Given(0, "a")) == Paused()
+    assert await again.resume(Given(1, "b")) == CellEnd(value="'b'")
+    again = await executor.open(await again.dump("end"), TOOLS)
+
+    ran = await run(again, "try:\n    await early\nexcept Exception as error:\n    print(error)")
+    assert ran.printed == f"{EARLIER}\n"
+
+
+async def test_calls_that_no_variable_leads_to_are_left_to_the_interpreter(executor: MontyExecutor) -> None:
+    """As the documentation says of Monty: it gives the value, or ends the cell where there is none."""
+    repl = await executor.open()
+    keeping = "class Box:\n    pass\nbox = Box()\nbox.call = search('a')"
+    await run(repl, f"{keeping}\nawait search('b')", check=False)
+    assert (await run(repl, "await box.call", check=False)).end.value == "'search0'"
+
+    await run(repl, keeping, check=False)
+    ran = await run(repl, "kept = 2\nawait box.call", check=False)
+    assert ran.end.error is not None
+    assert (ran.end.error.code, ran.end.error.rolled_back) == ("unfinished", True)
+    assert "an earlier cell made" in ran.end.error.message
+
+
+async def test_a_cell_that_gives_built_ins_another_meaning_keeps_no_calls_either(executor: MontyExecutor) -> None:
+    repl = await executor.open()
+    ran = await run(repl, "list = type = tuple = 1\nearly = [search('a')]\nawait search('b')", check=False)
+    assert ran.end == CellEnd(value="'search1'")
+    ran = await run(repl, "try:\n    await early[0]\nexcept Exception as error:\n    print(error, type)", check=False)
+    assert ran.printed == f"{EARLIER} 1\n"
+
+    # One that means harm is left with what it has, and its functions make no calls meanwhile.
+    ran = await run(repl, "def harm(*x):\n    return search('c')\n_own = [harm] * 4\nx = search('a')", check=False)
+    assert (ran.end.error, len(ran.calls)) == (None, 1)
+    assert (await run(repl, "type")).end.value == "1"
 
 
 async def test_the_notes_of_a_check_wait_in_the_dump_for_the_end(executor: MontyExecutor) -> None:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from mainstay.codemode.inside.values import EARLIER
 from mainstay.errors import InternalError
 from mainstay.model.code import CellEnd, CodeAnswer, CodeCall, CodeLimits, Given, Paused, Raise, StopCell
 from mainstay.ports.code import Executor, Repl
@@ -108,19 +109,29 @@ async def test_a_cell_ends_when_every_call_has_its_answer(repl: Repl) -> None:
     assert await repl.resume(Given(0, "a")) == CellEnd(value="'b'")
 
 
-async def test_a_call_of_an_earlier_cell_cannot_be_awaited(repl: Repl) -> None:
-    await run(repl, "kept = 1\nearly = search('a')", check=False)
-    ran = await run(repl, "kept = 2\nawait early")
+KEPT_CALLS = {
+    "without an answer": "early = search('a')\nkept = 1",
+    "answered meanwhile": "early = search('a')\nawait search('b')\nkept = 1",
+    "awaited": "early = search('a')\nawait early\nkept = 1",
+    "of a cell that failed": "early = search('a')\nkept = 1\nawait search('b')\n1 / 0",
+    "in a list": "kept, calls = 1, [search('a'), search('b')]\nawait calls[1]\nearly = 0",
+    "in a dict of tuples": "kept, calls = 1, [{'a': (0, search('a'))}]\nawait search('b')\ncalls = calls[0]['a']",
+    "gathered": "import asyncio\nkept, early = 1, asyncio.gather(search('a'), search('b'))\nawait search('c')",
+}
 
-    assert ran.end.error is not None
-    assert (ran.end.error.code, ran.end.error.rolled_back) == ("unfinished", True)
-    assert "an earlier cell made" in ran.end.error.message
-    assert (await run(repl, "kept")).end.value == "1"
 
+@pytest.mark.parametrize("code", KEPT_CALLS.values(), ids=KEPT_CALLS.keys())
+async def test_an_await_on_a_call_of_an_earlier_cell_raises_at_its_line(repl: Repl, code: str) -> None:
+    awaited = "calls[-1]" if "calls" in code else "early"
+    await run(repl, code, check=False)
+    caught = f"try:\n    await {awaited}\nexcept Exception as error:\n    print(type(error).__name__, error)"
+
+    assert (await run(repl, caught)).printed == f"RuntimeError {EARLIER}\n"
     # The numbers of calls begin anew in each cell: an answer of this one must not reach the earlier one.
-    ran = await run(repl, "late = search('b')\nx = await early\nawait late", check=False)
+    ran = await run(repl, f"late = search('b')\nkept = 2\nx = await {awaited}\nawait late", check=False)
     assert ran.end.error is not None
-    assert ran.end.error.code == "unfinished"
+    assert (ran.end.error.code, ran.end.error.kind, ran.end.error.line) == ("raised", "RuntimeError", 3)
+    assert (await run(repl, "kept")).end.value == "2"
 
 
 async def test_calls_that_cannot_be_told_as_plain_data_raise_at_their_line(repl: Repl) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from mainstay import Agent, Plugin, Runtime, ToolContext, tool
+from mainstay.codemode.inside.values import EARLIER
 from mainstay.errors import InvalidDefinition, SandboxUnavailable
 from mainstay.model.code import CodeLimits, CPython
 from mainstay.model.outcome import Finished
@@ -53,6 +54,19 @@ async def test_cell_of_full_python_calls_tools_and_its_class_lives_on_in_another
     assert [(call.call_id, call.outcome) for call in first.tool_calls] == [("s.1.1.0", Ok(2)), ("s.1.1.1", Ok(40))]
     assert outputs(second.new_messages) == ["Output of the cell:\n<class 'tuple'> 42"]
     assert second.tool_calls == []
+
+
+async def test_call_of_an_earlier_cell_raises_live_and_when_cells_are_run_again(tmp_path: Path) -> None:
+    store = tmp_path / "store.db"
+    early = cell("early = double(1)\nprint(await double(2), await early)")
+    late = cell("try:\n    await early\nexcept Exception as error:\n    print(error)")
+    async with Runtime(store, agents=[coder(early, late, "live", tools=[double], code=CPython())]) as runtime:
+        live = await (await runtime.session("s")).run("one")
+    async with Runtime(store, agents=[coder(late, "later", tools=[double], code=CPython())]) as runtime:
+        later = await (await runtime.session("s")).run("two")
+
+    assert outputs(live.messages) == ["Output of the cell:\n4 2", f"Output of the cell:\n{EARLIER}"]
+    assert outputs(later.new_messages) == [f"Output of the cell:\n{EARLIER}"]
 
 
 async def test_cell_that_waits_for_a_person_goes_on_at_its_line_in_another_process(tmp_path: Path) -> None:

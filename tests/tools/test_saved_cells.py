@@ -20,6 +20,7 @@ from msgspec.structs import replace
 
 from mainstay import Runtime, tool
 from mainstay.codemode.dumps import Dump, key_beside, seal, unseal
+from mainstay.codemode.inside.values import EARLIER
 from mainstay.engine.host import SystemClock
 from mainstay.model.write import Append, Commit
 from mainstay.stores.memory import MemoryRows, MemoryStore
@@ -126,6 +127,24 @@ async def test_variables_of_a_session_are_loaded_and_its_cells_are_not_run_again
 
     assert outputs(result.new_messages) == ["Output of the cell:\n1 2"]
     assert len(sandbox.begun) == 1
+
+
+@pytest.mark.parametrize("same_key", [True, False])
+async def test_call_of_an_earlier_cell_raises_live_and_from_saved_variables_and_when_cells_are_run_again(
+    place: Place, same_key: bool
+) -> None:
+    late = cell("try:\n    await early\nexcept Exception as error:\n    print(error)")
+    early = cell("early = double(1)\nprint(await double(2))\nif False:\n    await early")
+    first = coder(early, late, "live", tools=[double], plugins=[Sandbox(KEY)])
+    async with place.runtime(first) as runtime:
+        live = await (await runtime.session("s")).run("one")
+    sandbox = Sandbox(KEY if same_key else b"another".ljust(32))
+    async with place.runtime(coder(late, "later", tools=[double], plugins=[sandbox])) as runtime:
+        later = await (await runtime.session("s")).run("two")
+
+    assert outputs(live.messages) == ["Output of the cell:\n4", f"Output of the cell:\n{EARLIER}"]
+    assert outputs(later.new_messages) == [f"Output of the cell:\n{EARLIER}"]
+    assert len(sandbox.begun) == (1 if same_key else 3)
 
 
 async def test_fork_has_the_saved_variables_of_where_it_was_forked(place: Place) -> None:

@@ -36,14 +36,16 @@ class Fault(Struct, frozen=True):
 class CellCode(Struct, frozen=True):
     """A cell as it was read: the names that it binds for later cells, and calls that it does not await.
 
-    `mentions` are all names that stand in it. A cell that this Python cannot parse has none of this (`unread`), and is
-    left to the interpreter, whose grammar may be another.
+    `mentions` are all names that stand in it. `keeps`: it makes calls that it does not await at once, and may leave
+    some in variables. A cell that this Python cannot parse has none of this (`unread`), and is left to the
+    interpreter, whose grammar may be another.
     """
 
     binds: tuple[str, ...] = ()
     mentions: frozenset[str] = frozenset()
     unawaited: tuple[Fault, ...] = ()
     unread: bool = False
+    keeps: bool = False
 
 
 def oversize(code: str) -> str:
@@ -63,7 +65,8 @@ def read_cell(code: str, asynchronous: Collection[str]) -> CellCode:
         parents = _parents(tree)
         binds = tuple(dict.fromkeys(_binds(tree.body)))
         mentions = frozenset([node.id for node in parents if type(node) is ast.Name])
-        return CellCode(binds, mentions, tuple(_unawaited(parents, asynchronous)))
+        keeps = any(_is_kept(node, parents, asynchronous) for node in parents if type(node) is ast.Call)
+        return CellCode(binds, mentions, tuple(_unawaited(parents, asynchronous)), keeps=keeps)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return CellCode(unread=True)
 
@@ -163,6 +166,19 @@ def _unawaited(parents: dict[ast.AST, ast.AST], asynchronous: Collection[str]) -
                 yield Fault(
                     node.lineno, f"`{target}` is a call of {name}() that is never awaited: write `await {name}(…)`"
                 )
+
+
+def _is_kept(call: ast.Call, parents: dict[ast.AST, ast.AST], asynchronous: Collection[str]) -> bool:
+    """Whether a call of a tool is not awaited where it stands, by itself or in a `gather`."""
+    if dotted(call.func) not in asynchronous:
+        return False
+    node = parents[call]
+    while isinstance(node, _GATHERED) or (isinstance(node, ast.Call) and dotted(node.func) in _GATHERS | {"settle"}):
+        node = parents[node]
+    return not isinstance(node, ast.Await)
+
+
+_GATHERED = (ast.Starred, ast.List, ast.Tuple, ast.ListComp, ast.GeneratorExp)
 
 
 def _looks(parent: ast.AST, call: ast.AST) -> bool:

@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, ParamSpec, TypeVar
 
 from mainstay.codemode import worker as blocking
-from mainstay.codemode.check import judge, oversize, read_cell
+from mainstay.codemode.check import CellCode, judge, oversize, read_cell
 from mainstay.codemode.dumps import KEY_BYTES, CellState, Dump, DumpHeader, fitting, seal, unseal
 from mainstay.codemode.places import Catalogues, Places, to_its_end
 from mainstay.codemode.stubs import Functions, shown
@@ -234,8 +234,9 @@ class MontyRepl:
             self._revive(dump, dump.header.cell, functions)
 
     def _revive(self, dump: Dump, state: CellState, functions: Functions) -> None:
-        self._cell = Cell(functions, self._executor.limits, state, dump.header.cell_feeds)
-        self._binds = read_cell(state.code, ()).binds
+        read = read_cell(state.code, functions.asynchronous.difference(self._names))
+        self._binds = read.binds
+        self._cell = Cell(functions, self._executor.limits, state, dump.header.cell_feeds, self._keepers(read))
         if state.end is not None:
             self._cell.ended(state.end, dump.cell or None)
         else:
@@ -276,9 +277,12 @@ class MontyRepl:
         self._seed = self._seed or seed
         self._binds = read.binds
         state = CellState(code=code, at=at, seed=seed, notes=notes)
-        cell = self._cell = Cell(functions, self._executor.limits, state, self._feeds)
+        cell = self._cell = Cell(functions, self._executor.limits, state, self._feeds, self._keepers(read))
         async with self._lock:
             return await self._step(cell, cell.begin, self._variables)
+
+    def _keepers(self, read: CellCode) -> tuple[str, ...]:
+        return (*read.binds, *sorted(read.mentions.intersection(self._names))) if read.keeps else ()
 
     async def resume(self, answer: CodeAnswer, *, at: int = 0) -> CodeStep:
         cell = self._cell

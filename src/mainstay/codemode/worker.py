@@ -31,7 +31,7 @@ from typing import Any, TypeAlias
 
 from mainstay.codemode.check import Diagnostic, read_diagnostics
 from mainstay.codemode.dumps import CellState
-from mainstay.codemode.inside.values import bind_own
+from mainstay.codemode.inside.values import EARLIER, bind_own
 from mainstay.codemode.plain import plain, show
 from mainstay.codemode.stubs import OWN, Functions
 from mainstay.errors import MissingExtra
@@ -69,6 +69,8 @@ POLICY = "1: clock and sleep from the host, random numbers from the seed, no fil
 
 MOST_VALUE = 256 * 1024
 """Characters of a cell's last expression that are made into text."""
+MOST_CLOSED = 10_000
+"""Values that are looked at for calls when a cell ends: a walk over a large list takes Monty seconds."""
 MOST_ENTROPY = 64 * 1024
 MOST_MESSAGE = 4000
 MOST_SUSPENSIONS = 2**31 - 1
@@ -83,7 +85,43 @@ async def _settled(call):
         return error
 async def settle(*calls):
     return await _asyncio.gather(*[_settled(call) for call in calls])
+_own = type, repr, len, range
 """
+
+CLOSING = f"""\
+_raising = _call_of_earlier_cell()
+try:
+    await _raising
+except RuntimeError:
+    pass
+def _closing(type, repr, len, range):
+    coroutine, a_list, a_dict, a_tuple = type(_raising), type([]), type({{}}), type(())
+    todo, left = [], [{MOST_CLOSED}]
+    def closed(value, depth=0):
+        kind = type(value)
+        left[0] -= 1
+        if kind is coroutine:
+            text = repr(value)
+            if text.startswith('<coroutine external_future(') or text.startswith('<gather('):
+                return _raising
+        elif kind is a_tuple and depth < 50 and len(value) <= left[0]:
+            return a_tuple([closed(each, depth + 1) for each in value])
+        elif kind is a_list or kind is a_dict:
+            todo.append(value)
+        return value
+    def inside():
+        for held in todo:
+            if len(held) <= left[0]:
+                for key in ([*held] if type(held) is a_dict else range(len(held))):
+                    new = closed(held[key])
+                    if new is not held[key]:
+                        held[key] = new
+    return closed, inside
+_closed, _inside = _closing(*_own)
+"""
+"""Puts a call that raises in the place of each call in variables, also in lists, dicts and tuples: Monty gives the
+value of a call to any later `await`, and takes no other answer after the cell's end. Built-ins are those of before the
+first cell, because a cell may give another meaning to `type`."""
 
 _EXCEPTIONS: dict[RaiseKind, str] = {
     "failed": "RuntimeError",
@@ -233,12 +271,15 @@ class Cell:
 
     `calls` have come out and have no answer yet; `_ids` are Monty's numbers for them. `end` is set when the code is
     over; `variables` is then what to keep of it, or None where what was before the cell is to stay. With `save`, a step
-    that calls something and pauses leaves the state there in `saved`.
+    that calls something and pauses leaves the state there in `saved`. `keepers` are variables in which the cell may
+    leave a call.
     """
 
-    def __init__(self, functions: Functions, limits: CodeLimits, state: CellState, feeds: int) -> None:
+    def __init__(
+        self, functions: Functions, limits: CodeLimits, state: CellState, feeds: int, keepers: Sequence[str] = ()
+    ) -> None:
         self.functions, self._limits, self.code = functions, limits, state.code
-        self.feeds = feeds
+        self.feeds, self._keepers = feeds, keepers
         self.calls = {call.number: call for call in state.calls}
         self.at, self.notes = state.at, state.notes
         self.end: CellEnd | None = None
@@ -361,11 +402,14 @@ class Cell:
     def _over(self, end: CellEnd, *, keep: bool) -> CodeStep:
         worker = self._worker
         if keep and worker is not None:
+            fault = self._close_calls(worker) if self._keepers and self._emitted else None
             variables = worker.dump()
             if len(variables) > self._limits.state:
                 most = self._limits.state
                 text = f"its variables take {len(variables):,} bytes when they are saved, and may take {most:,}"
-                end, keep = CellEnd(error=_limit("state", text)), False
+                fault = _limit("state", text)
+            if fault is not None:
+                end, keep = CellEnd(error=fault), False
             else:
                 self.variables = variables
         calls = tuple(self._fresh)
@@ -377,6 +421,29 @@ class Cell:
             self.calls.clear()  # what it asked for and was not told of yet never comes out
         assert self.end is not None
         return self.end if not self.calls else Paused(calls)
+
+    def _close_calls(self, worker: Worker) -> CodeError | None:
+        """Make the calls that the cell leaves in variables raise in later cells; which limit that reached."""
+        made = "_call_of_earlier_cell"
+        code = CLOSING
+        for name in self._keepers:  # a name may be unbound still: the cell failed before
+            code += f"try:\n    {name} = _closed({name})\nexcept NameError:\n    pass\n"
+        self.feeds += 1
+        try:
+            snapshot = worker.feed(f"{code}_inside()\n_raising = _closing = _closed = _inside = None", self._print)
+            while not isinstance(snapshot, monty.MontyComplete):
+                raised = _raise("RuntimeError", EARLIER)
+                match snapshot:
+                    case monty.NameLookupSnapshot(variable_name=name):
+                        snapshot = snapshot.resume(value=_outside(made)) if name == made else snapshot.resume()
+                    case monty.FutureSnapshot(pending_call_ids=pending):
+                        snapshot = snapshot.resume(dict.fromkeys(pending, raised))
+                    case _:  # another one is of a function that the cell has put in the place of ours
+                        snapshot = snapshot.resume(Future if snapshot.function_name == made else raised)
+        except monty.MontyRuntimeError as error:
+            fault = self._fault(error)
+            return fault if fault is not None and fault.rolled_back else None
+        return None
 
     def _failed(self, error: monty.MontyRuntimeError) -> CodeStep:
         fault = self._fault(error)

@@ -65,7 +65,42 @@ class Stop(SystemExit):
 
 
 class Call(asyncio.Future[Any]):
-    """A call without an answer."""
+    """A call. Only the cell that made it can await it: in another one the value would depend on when it came."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._cell = cast(Loop, self.get_loop()).cell
+
+    def _check(self) -> None:
+        if self._cell != cast(Loop, self.get_loop()).cell:
+            raise RuntimeError(values.EARLIER)
+
+    def __await__(self) -> Any:
+        self._check()
+        return super().__await__()
+
+    __iter__ = __await__
+
+    # What `gather` and `wait` ask a future for.
+
+    def add_done_callback(self, fn: Any, /, **context: Any) -> None:
+        self._check()
+        super().add_done_callback(fn, **context)
+
+    def result(self) -> Any:
+        self._check()
+        return super().result()
+
+    def exception(self) -> BaseException | None:
+        self._check()
+        return super().exception()
+
+
+GATHERING: Any = vars(asyncio.tasks)["_GatheringFuture"]
+
+
+class Gathered(Call, GATHERING):  # type: ignore[misc]  # the library's own class, which is in no stub
+    """What `gather` returns."""
 
 
 async def _awaiting(call: asyncio.Future[Any]) -> Any:
@@ -73,9 +108,10 @@ async def _awaiting(call: asyncio.Future[Any]) -> Any:
 
 
 class Loop(asyncio.AbstractEventLoop):
-    """A queue of what can go on, and timers by a clock that stands."""
+    """A queue of what can go on, and timers by a clock that stands. `cell` is the number of the one that runs."""
 
     def __init__(self, now: Callable[[], float]) -> None:
+        self.cell = 0
         self._now = now
         self._ready: collections.deque[asyncio.Handle] = collections.deque()
         self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
@@ -345,6 +381,7 @@ class Driver:
         self.loop.forget()
         linecache.cache[self.file] = (len(code), None, code.splitlines(keepends=True), self.file)
         self.over = False
+        self.loop.cell = self.cells
         try:
             parts = list(self._compiled(code))
         except (SyntaxError, ValueError, RecursionError, OverflowError) as error:
@@ -516,7 +553,7 @@ def own_functions(driver: Driver) -> dict[str, Any]:
     return {"finish": finish, "sleep": sleep, "settle": settle}
 
 
-def pin_sleep(driver: Driver) -> None:
+def pin_waits(driver: Driver) -> None:
     at_once = asyncio.sleep
 
     async def later(delay: float, result: Any = None) -> Any:
@@ -530,6 +567,7 @@ def pin_sleep(driver: Driver) -> None:
             raise ValueError("sleep length must be non-negative")
         driver.call("sleep", (float(seconds),), {}, sync=True)
 
+    put(asyncio.tasks, "_GatheringFuture", Gathered)
     put(asyncio, "sleep", later)
     put(asyncio.tasks, "sleep", later)
     put(time, "sleep", sleep)
@@ -688,7 +726,7 @@ def take_pipes() -> tuple[int, int]:
 def main(memory: int, recursion: int, packages: list[str]) -> None:
     driver = Driver(*take_pipes())
     driver.builtins.update(own_functions(driver))
-    pin_sleep(driver)
+    pin_waits(driver)
     pin_clock(driver)
     pin_dates(driver)
     pin_random(driver)

@@ -16,6 +16,7 @@ MOST_BYTES = 8 * 1024 * 1024
 """Of the arguments of one call."""
 MAX_DEPTH = 64
 INT_MIN, INT_MAX = -(2**63), 2**63 - 1
+EARLIER = "this call was made in an earlier cell: a call can be awaited only in the cell that makes it"
 
 
 class NotPlain(TypeError):
