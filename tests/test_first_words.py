@@ -183,4 +183,14 @@ async def test_an_answer_without_type_is_text_where_nobody_has_the_agent(tmp_pat
 def test_every_extra_is_of_use_in_this_version() -> None:
     project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
 
-    assert set(project["optional-dependencies"]) == {"cli", "code", "http", "http2", "mcp", "test", "wire", "dev"}
+    assert set(project["optional-dependencies"]) == {
+        "cli",
+        "code",
+        "http",
+        "http2",
+        "mcp",
+        "prices",
+        "test",
+        "wire",
+        "dev",
+    }

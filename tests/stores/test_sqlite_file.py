@@ -75,7 +75,7 @@ async def test_a_file_of_a_newer_mainstay_is_refused(tmp_path: Path) -> None:
     error = await refused(tmp_path / "agent.db")
 
     assert isinstance(error, StoreTooNew)
-    assert (error.found, error.known) == (99, 6)
+    assert (error.found, error.known) == (99, 7)
 
 
 async def test_a_database_of_some_other_program_is_refused_and_left_alone(tmp_path: Path) -> None:
