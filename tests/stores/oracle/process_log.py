@@ -77,6 +77,9 @@ class ProcessLog(DeathsModel, ABC):
         target = record["wake"] or asked["wake"]
         if target is None or target["policy"] == "none":
             return
+        asker = (record["cancel"] or {}).get("by")
+        if kind == "process.cancelled" and asker == f"session {target['session_id']}":
+            return  # it has ended the process itself, and knows
         if kind.removeprefix("process.") in ENDED:
             said = record["outcome"]
         else:
