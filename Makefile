@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest -q --inline-snapshot=disable
-JOBS   ?= 2
+JOBS   ?= 3
 FAILED := .pytest_cache/v/cache/lastfailed
 
 # Bytecode caches are worth seconds here: without them each test worker compiles and rewrites its plugins again.

@@ -10,7 +10,7 @@ from mainstay.model.message import Message
 from mainstay.model.plugin import CompactedHistory
 from mainstay.model.tool import Failed, Ok
 from mainstay.plugins.hooks import CompactContext, Plugin
-from mainstay.testing import ScriptedModel
+from mainstay.testing import ScriptedModel, VirtualClock
 from tests.kit import SOON, Place
 from tests.tools.coding import cell, coder
 
@@ -75,7 +75,9 @@ async def test_events_of_run_code_are_those_of_a_cell(place: Place) -> None:
 
 
 async def test_cell_that_goes_on_after_an_approval_says_so(place: Place) -> None:
-    async with place.runtime(coder(cell("await sign()"), "done", tools=[sign])) as runtime:
+    # A clock that stands still: the turn goes on because of the answer, and not because somebody looks for open turns.
+    agent = coder(cell("await sign()"), "done", tools=[sign])
+    async with place.runtime(agent, clock=VirtualClock()) as runtime:
         session = await runtime.session("s")
         async with session.stream("go") as turn:
             first = [event async for event in turn]

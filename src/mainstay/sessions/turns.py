@@ -238,6 +238,8 @@ class Turns:
         task = self.cache.tasks.get(row.id)
         if task is None:
             self.launch(row)
+        elif task.was_claimed_before(row):
+            task.following = row
         elif task.run is not None:
             task.run.control.nudge()
 
@@ -626,9 +628,10 @@ class SessionTask:
     """Works on one session: turn after turn, while inputs wait and this worker owns it.
 
     `run` is the running turn, `turn` its number until its end is announced, and `opening` its input if that was
-    accepted just now. `following` is the row of a turn that was opened behind it. `cancel` and `inputs` are a cancel
-    request and an input that came while the turn was being loaded. `deps` are the live objects of the running turn,
-    where a function makes them. `reserved` is what was reserved for the first call of a turn when it was accepted.
+    accepted just now. `following` is the row of a turn that was opened behind it, or claimed anew. `cancel` and
+    `inputs` are a cancel request and an input that came while the turn was being loaded. `deps` are the live objects of
+    the running turn, where a function makes them. `reserved` is what was reserved for the first call of a turn when it
+    was accepted.
     """
 
     name: str
@@ -666,6 +669,12 @@ class SessionTask:
                 return
             self._row, self.opening = after, None
 
+    def was_claimed_before(self, row: SessionRow) -> bool:
+        """Whether its turn was claimed anew after this task had parked it: whoever hears that it waits may answer
+        before the task is over."""
+        scope = self._scope
+        return scope is not None and row.turn == scope.turn and row.generation > scope.generation
+
     async def leave_deps(self, error: BaseException | None) -> None:
         deps, self.deps = self.deps, None
         if deps is not None:
@@ -699,7 +708,7 @@ class SessionTask:
             turns.outcomes.waiters.resolve(row.id, row.turn or 0, error)
         del turns.cache.tasks[row.id]
         last = 0 if self._scope is None else self._scope.turn
-        if following is not None and following.turn is not None and following.turn > last:
+        if following is not None and (self.was_claimed_before(following) or (following.turn or 0) > last):
             turns.launch(following)
         elif row.id in turns.outcomes.waiters and turns.outcomes.awaited_by_hosts(row.id):
             turns.answer_queued(row.id)
