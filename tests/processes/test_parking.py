@@ -39,14 +39,14 @@ async def test_what_is_looked_at_on_the_way_to_disk_goes_against_parking() -> No
     journal.record(done("1"))
     store.gate.clear()
     flushing = asyncio.create_task(journal.flush())
-    parking = asyncio.create_task(journal.park((END,)))  # behind the flush, and decided already
+    parking = asyncio.create_task(journal.flush(park=(END,)))  # behind the flush, and decided already
     await asyncio.sleep(0)
     told = await store.write(Cancel(ProcessRef("p"), CancelRequest("ann"), 2))
     journal.read_to = told.row.record.sequence
     store.gate.set()
     await flushing
 
-    assert not await parking
+    assert not (await parking).parked
     row = await store.process("p")
     assert row is not None
     assert row.owner == "w"

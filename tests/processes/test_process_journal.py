@@ -121,7 +121,7 @@ async def test_what_was_swept_before_a_row_referred_to_it_is_put_again(store: He
     store.sweeps = 1
     await journal.flush()
     store.sweeps = 1
-    advanced = await journal.settle(Success("y" * 100_000))
+    advanced = await journal.flush(outcome=Success("y" * 100_000))
 
     assert [r.value for r in await steps(store, journal)] == ["x" * 100_000]
     outcome = advanced.row.record.outcome
@@ -160,7 +160,7 @@ async def test_news_are_what_others_wrote_and_not_what_the_owner_did(store: Held
     journal.event(Event("told", 1))
     await journal.flush()
     assert not journal.has_unread
-    await journal.park((WaitOn("1", "signal", "go"),))
+    await journal.flush(park=(WaitOn("1", "signal", "go"),))
 
     assert not journal.has_unread
     assert journal.read_to == 4

@@ -138,5 +138,6 @@ class Admission:
         for name, limit in needs:
             if used.get(name, 0) >= limit:
                 return False
-        self.take_beyond(needs)
+        for name, _ in needs:
+            used[name] = used.get(name, 0) + 1
         return True

@@ -14,7 +14,7 @@
 
 `TurnJournal` gathers records with `record` and writes them with `flush`. Every effect that acts outside is preceded by
 a flush, so nothing acts while an outcome is unwritten; a last reply that leads straight to the commit is never flushed
-by itself and rides in the commit. The journal of a process is `mainstay.processes.journal`. Replay is reading: `load`
+by itself and rides in the commit. `processes/run.py` has the journal of a process. Replay is reading: `load`
 gives back the records of turns, from rows or from blobs.
 """
 

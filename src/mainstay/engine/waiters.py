@@ -85,11 +85,11 @@ def depth() -> int:
     return 0 if me is None else me.depth
 
 
-def wake_depth() -> int:
-    """How deep the wakes of a process are that the running task starts: one more than its turn, or as those of its
-    process. What a host starts begins anew."""
+def inherited() -> tuple[int, Metadata]:
+    """What a process inherits that the running task starts: how deep its wakes are, which is one more than its turn, or
+    as those of its process; and for whom it is. What a host starts begins anew."""
     me = _work.get()
-    return 0 if me is None else me.depth + (me.place[1] is not None)
+    return (0, NO_METADATA) if me is None else (me.depth + (me.place[1] is not None), me.metadata)
 
 
 class Deadlocks:

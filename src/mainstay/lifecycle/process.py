@@ -25,7 +25,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from msgspec import Struct, convert
+from msgspec import convert
 from msgspec.structs import replace
 
 from mainstay.errors import (
@@ -61,7 +61,6 @@ from mainstay.model.process import (
 from mainstay.model.session import CancelRequest
 from mainstay.model.write import Authority, ExternalOwner, ReconciledAbandon, WorkflowKey
 
-S = TypeVar("S", bound=Struct)
 T = TypeVar("T")
 
 CREATED = "process.created"
@@ -261,16 +260,11 @@ def check_process_id(process_id: object) -> str:
     return process_id if type(process_id) is str else str.__str__(process_id)
 
 
-def readable(value: S, what: str) -> S:
-    """The value itself, when it can be read back: a wrong type fails the call that gave it, not a later read."""
-    validate.read_back(value, what, InvalidProcess)
-    return value
-
-
 def check(registration: Registration) -> Registration:
     """The registration itself, when it is one."""
     check_process_id(registration.id)
-    readable(replace(registration, input=None), f"process {registration.id!r}")
+    # A wrong type fails the call that gave it, not a later read.
+    validate.read_back(replace(registration, input=None), f"process {registration.id!r}", InvalidProcess)
     if not registration.kind:
         raise InvalidProcess("a process needs a kind: it says which engine runs it")
     if registration.max_attempts is not None and registration.max_attempts < 1:

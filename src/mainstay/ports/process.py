@@ -43,7 +43,7 @@ from mainstay.model.process import (
 )
 from mainstay.model.record import StepRecord
 from mainstay.model.session import CancelRequest
-from mainstay.model.write import ProcessLimits, ProcessScope
+from mainstay.model.write import Advanced, ProcessLimits, ProcessScope
 from mainstay.ports.host import Clock, Random
 from mainstay.ports.store import Store
 
@@ -111,8 +111,8 @@ class EngineJournal(Protocol):
         """An event that goes with the next write."""
         ...
 
-    async def flush(self) -> None:
-        """Make all that was gathered durable."""
+    async def flush(self) -> Advanced:
+        """Make all that was gathered durable: what the store answered."""
         ...
 
     async def report(self) -> None:

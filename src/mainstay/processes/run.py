@@ -120,17 +120,10 @@ class ProcessJournal(Journal[Advanced]):
         """Whether the work has begun, as far as the store may know."""
         return not (self.first and self._quiet)
 
-    async def flush(self) -> None:
-        """Make everything recorded durable, and the start of the work before anything of it is done."""
-        if self._pending or self._events or self.first or not self._quiet:
-            async with self._writing:
-                await self._write()
-
     async def report(self) -> None:
-        """The same, and progress too though nothing else is to be written."""
+        """Flush, and write progress too though nothing else is to be written."""
         if self._progress:
-            async with self._writing:
-                await self._write(report=True)
+            await self.flush(report=True)
 
     async def keep(self, data: bytes) -> str:
         """Put a blob that the next write refers to."""
@@ -143,66 +136,61 @@ class ProcessJournal(Journal[Advanced]):
         self._blobs.append(digest)
         return digest, size
 
-    async def park(self, waits: tuple[WaitOn, ...]) -> bool:
-        """Leave the process on disk until one of `waits` is over; False when something has happened already."""
-        seen = self.read_to  # what is read from here on, while others write, goes against parking
-        async with self._writing:
-            return (await self._write(park=waits, seen=seen)).parked
-
     async def cut(self, segment: StepRecord, event: Event) -> None:
         """Forget every record before this one. Those that are not written yet need never be."""
-        async with self._writing:
-            if self._in_doubt is not None:
-                await self._settle()
-            self._ordinal += len(self._pending)
-            self._pending[:] = [encode(segment)]
-            self._repeats = 0
-            self._events.append(event)
-            await self._write(drop=self._ordinal)
+        await self.flush(cut=(segment, event))
 
-    async def settle(self, outcome: ProcessOutcome) -> Advanced:
-        """End the process."""
-        async with self._writing:
-            return await self._write(outcome=outcome)
-
-    async def _write(
+    async def flush(
         self,
         park: tuple[WaitOn, ...] = (),
         outcome: ProcessOutcome | None = None,
-        drop: int | None = None,
+        cut: tuple[StepRecord, Event] | None = None,
         report: bool = False,
-        seen: int | None = None,
     ) -> Advanced:
-        """Write all that is gathered, if there is anything, as one `Advance`."""
-        if self._in_doubt is not None:
-            await self._settle()
-        pending, events, progress = list(self._pending), list(self._events), self._progress[-1:]
-        repeats = self._repeats
-        if not (pending or events or self.first or park or outcome is not None or (report and progress)):
+        """Make everything recorded durable as one `Advance`, and the start of the work before anything of it is done.
+
+        With `park` the process is left on disk until one of these waits is over, unless another writer has added an
+        event meanwhile: then the answer is not parked. `outcome` ends it, `cut` is what `cut` was given, and `report`
+        writes progress although nothing else is to be written.
+        """
+        ends = bool(park) or outcome is not None or cut is not None
+        if not (self._pending or self._events or self.first or ends or report or not self._quiet):
             return Advanced(self.row)
-        referred, blobs = len(self._blobs), list(self._blobs)
-        nodes = []
-        for ordinal, body in enumerate(pending, self._ordinal):
-            if len(body) > SPILL_BYTES:
-                digest = await Journal.keep(self, body)
-                blobs.append(digest)
-                body = encode(Spilled(digest, len(body)))
-            nodes.append(Node(ordinal, body))
-        if isinstance(outcome, Success) and len(value := encode(outcome.value)) > SPILL_BYTES:
-            blobs.append(await Journal.keep(self, value))
-            outcome = Success(None, BlobRef(blobs[-1], len(value)))
-        advance = Advance(
-            self.scope, self._clock.now(), tuple(nodes), (*events, *progress), self.first,
-            self.read_to if seen is None else seen, park, outcome, drop, tuple(blobs), 0 < len(pending) == repeats,
-            self._store.identity() if self.first else "",
-        )  # fmt: skip
-        self._in_doubt = advance, advance.blobs
-        # Only now: others may have recorded more while blobs were written.
-        del self._pending[: len(pending)], self._events[: len(events)], self._progress[: len(progress)]
-        del self._blobs[:referred]
-        self._repeats -= repeats
-        self._ordinal += len(nodes)
-        return await self._settle()
+        read_to, drop = self.read_to, None  # with `park`, an event that is read while other writes go on counts
+        async with self._writing:
+            if self._in_doubt is not None:
+                await self._settle()
+            if cut is not None:
+                self._ordinal += len(self._pending)
+                self._pending[:], self._repeats, drop = [encode(cut[0])], 0, self._ordinal
+                self._events.append(cut[1])
+            pending, events, progress = list(self._pending), list(self._events), self._progress[-1:]
+            repeats = self._repeats
+            if not (pending or events or self.first or ends or (report and progress)):
+                return Advanced(self.row)
+            referred, blobs = len(self._blobs), list(self._blobs)
+            nodes = []
+            for ordinal, body in enumerate(pending, self._ordinal):
+                if len(body) > SPILL_BYTES:
+                    digest = await Journal.keep(self, body)
+                    blobs.append(digest)
+                    body = encode(Spilled(digest, len(body)))
+                nodes.append(Node(ordinal, body))
+            if isinstance(outcome, Success) and len(value := encode(outcome.value)) > SPILL_BYTES:
+                blobs.append(await Journal.keep(self, value))
+                outcome = Success(None, BlobRef(blobs[-1], len(value)))
+            advance = Advance(
+                self.scope, self._clock.now(), tuple(nodes), (*events, *progress), self.first,
+                read_to if park else self.read_to, park, outcome, drop, tuple(blobs), 0 < len(pending) == repeats,
+                self._store.identity() if self.first else "",
+            )  # fmt: skip
+            self._in_doubt = advance, advance.blobs
+            # Only now: others may have recorded more while blobs were written.
+            del self._pending[: len(pending)], self._events[: len(events)], self._progress[: len(progress)]
+            del self._blobs[:referred]
+            self._repeats -= repeats
+            self._ordinal += len(nodes)
+            return await self._settle()
 
     def _answered(self, write: Write[Advanced], answer: Advanced) -> None:
         assert isinstance(write, Advance)
@@ -483,16 +471,7 @@ class ProcessRun(Generic[H]):
         self.placed = True
 
     async def park(self, *waits: WaitOn) -> None:
-        self.parked = not self.journal.has_unread and await self.journal.park(waits)
+        self.parked = not self.journal.has_unread and (await self.journal.flush(park=waits)).parked
         if self.parked:
             raise Unloaded
         await self.journal.patiently(ProcessRun.catch_up, self)
-
-    def close(self) -> None:
-        """The run is over: give up its place. Without its listener, which refers to it, it is freed at once."""
-        self._listener, self._over = None, True
-        if self._placing is not None:
-            self._placing.cancel()
-        if self.placed:
-            self.placed = False
-            self.host.admission.release(self.host.place_needs)

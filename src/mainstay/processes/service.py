@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar, cast, get_args, overload
 import msgspec
 from msgspec import Struct
 
-from mainstay.engine.waiters import current_metadata, in_hand, wake_depth
+from mainstay.engine.waiters import current_metadata, in_hand, inherited
 from mainstay.errors import (
     InvalidInput,
     InvalidProcess,
@@ -34,7 +34,6 @@ from mainstay.lifecycle.process import (
     check_signal,
     declared,
     known,
-    readable,
 )
 from mainstay.model import validate
 from mainstay.model.codec import clean, clean_text, copied, encode_checked, error_text
@@ -152,10 +151,15 @@ class ProcessService:
         start = start or Start()
         what, args, codec = read_start(what, args)
         draft = await self._worker.draft(what, clean(check_args(args)))
-        process_id = check_process_id(start.id) if start.id is not None else self._mint()
+        process_id = (
+            mint("p", self._clock.now(), self._worker.random.bits(40))
+            if start.id is None
+            else check_process_id(start.id)
+        )
         if start.asker is not None and self._policy is not None and await self._store.process(process_id) is None:
             data = (args or draft.input) if start.asker.data is None else start.asker.data
             await self.check(msgspec.structs.replace(start.asker, name=draft.name, data=data))
+        depth, metadata = inherited()
         registration = msgspec.structs.replace(
             draft,
             id=process_id,
@@ -166,8 +170,8 @@ class ProcessService:
             parent_end=start.parent_end,
             wake=start.wake,
             env=start.env,
-            depth=wake_depth(),
-            metadata=dict(current_metadata()) if start.metadata is None else start.metadata,
+            depth=depth,
+            metadata=dict(metadata) if start.metadata is None else start.metadata,
         )
         if registration.kind == AGENT and not in_hand():
             registration = await self._worker.events.filter_start(registration)
@@ -212,9 +216,6 @@ class ProcessService:
             raise InvalidProcess(f"process {row.id!r} is a {row.registration.kind}, and has no output to read")
         chunks: AsyncGenerator[OutputChunk, None] = read(row, query, functools.partial(self._store.process, row.id))
         return chunks
-
-    def _mint(self) -> str:
-        return mint("p", self._clock.now(), self._worker.random.bits(40))
 
     async def start_child(
         self, parent: ProcessRow, key: str, what: Any, args: Mapping[str, Any], options: ChildOptions
@@ -261,6 +262,7 @@ class ProcessService:
             if isinstance(signals, Mapping)
             else dict.fromkeys(map(check_signal, validate.several(signals, "signals")))
         )
+        depth, inherits = inherited()
         types = (*(EventType(f"{SIGNAL}{check_signal(name)}", each) for name, each in named.items()),)
         registration = Registration(
             process_id,
@@ -270,10 +272,10 @@ class ProcessService:
             label=clean_text(label),
             events=types + validate.several(events, "events"),
             wake=wake,
-            depth=wake_depth(),
-            metadata=dict(current_metadata()),
+            depth=depth,
+            metadata=dict(inherits),
         )
-        readable(registration, f"process {process_id!r}")
+        validate.read_back(registration, f"process {process_id!r}", InvalidProcess)
         encode_checked(registration, "the metadata of a process")
         self._worker.mode.check_work()
         await self._worker.register(registration, sessions)
@@ -376,7 +378,8 @@ class ProcessService:
         self.check_payload(row, f"{SIGNAL}{name}", plain)
         if row.registration.kind == AGENT and name == MESSAGE and row.live and not in_hand():
             plain = await self._worker.events.filter_message(row, plain)
-        key = f"process:{process_id}:{SIGNAL}{name}:{key or self._mint()}"
+        key = key or mint("p", self._clock.now(), self._worker.random.bits(40))
+        key = f"process:{process_id}:{SIGNAL}{name}:{key}"
         here = self._worker.signals_awaited(process_id)
         return _receipt(await self._worker.send(process_id, name, plain, key), name, here)
 
@@ -429,7 +432,8 @@ class ProcessService:
         authority = ExternalOwner() if authority is None else authority
         if not isinstance(authority, Authority):
             raise InvalidProcess(f"{quoted(authority)} is no authority: leave it out, or give a WorkflowKey")
-        encode_checked(readable(outcome, "an outcome"), "the outcome of a process")
+        validate.read_back(outcome, "an outcome", InvalidProcess)
+        encode_checked(outcome, "the outcome of a process")
         ending = await self._store.write(Complete(process_id, outcome, authority, self._clock.now()))
         if ending.status == "committed":
             self._worker.ended(ending.row)
@@ -461,7 +465,7 @@ class ProcessService:
 
     async def retarget(self, process: Any, wake: WakeTarget) -> None:
         """Another session is woken by this process from now on; with policy "none", no session is."""
-        readable(wake, "a wake target")
+        validate.read_back(wake, "a wake target", InvalidProcess)
         await self._mark(handle_id(process), Event(SUBSCRIPTION_RETARGETED, wake, self._clock.now()))
 
     async def request_abandon(self, process: Any, reason: str = "", *, by: str = "host") -> None:

@@ -576,7 +576,7 @@ class ProcessTask(ProcessRun[ProcessWorker]):
                 outcome: ProcessOutcome = await (self._run_with_deps(engine) if made else engine.run(self))
             except CancelRequested as asked:
                 outcome = Cancelled(asked.request.by, asked.request.reason)
-            worker.ended((await self.journal.settle(outcome)).row)
+            worker.ended((await self.journal.flush(outcome=outcome)).row)
         except (Unloaded, Leaving):
             if not self.parked:
                 raise Leaving from None
@@ -639,7 +639,12 @@ class ProcessTask(ProcessRun[ProcessWorker]):
     def stopped(self, error: Exception | None) -> None:
         """The task is over: give its place to another process, and pass on what was written meanwhile."""
         worker, process_id = self.host, self.row.id
-        self.close()
+        self._listener, self._over = None, True  # without its listener, which refers to it, it is freed at once
+        if self._placing is not None:
+            self._placing.cancel()
+        if self.placed:
+            self.placed = False
+            worker.admission.release(worker.place_needs)
         worker.run_ended(self)
         if self.parked:
             worker.announce(self.journal.row)

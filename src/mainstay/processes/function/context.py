@@ -210,7 +210,7 @@ class ProcessContext(Generic[Deps]):
             if step.refusal is not None:
                 raise step.refusal
             done = await StepRun(self._calls, branch, step, self.progress).run()
-        return step.returned(self.process_id, done)
+        return step.returned(self._calls.process_id, done)
 
     @recorded
     async def sleep(self, branch: FunctionBranch, seconds: float) -> None:

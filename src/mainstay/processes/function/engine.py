@@ -112,7 +112,7 @@ class Process(Generic[P, R_co]):
                 f"{owner} is a method, and no instance survives a crash: decorate a plain function, which finds what "
                 "it needs in its arguments or `ctx.deps`"
             )
-        self._context = signature.context.name
+        self.context_parameter = signature.context.name
         self._arguments = Arguments(owner, signature.parameters)
         self._names = [each.name for each in signature.parameters]
         if signals is not None and not isinstance(signals, Mapping):
@@ -166,10 +166,6 @@ class Process(Generic[P, R_co]):
             return self._arguments.bind(dict(args))
         except ValueError as error:
             raise InvalidProcess(f"invalid arguments for process {self.name}: {error}") from None
-
-    def begin(self, args: Mapping[str, Any], ctx: ProcessContext[Any]) -> Coroutine[Any, Any, Any]:
-        """The coroutine of one run."""
-        return self.fn(**self.bind(args), **{self._context: ctx})
 
 
 def _payload(owner: str, name: str, kind: Any) -> EventType:
@@ -307,7 +303,7 @@ class FunctionEngine:
         scheduler, segment = calls.scheduler, calls.segment
         args = run.registration.input if segment.args is None else segment.args
         # A copy: what it changes of its arguments is its own affair. If they do not fit, its code has changed.
-        work = function.begin(decode(encode(args)), context)
+        work = function.fn(**function.bind(decode(encode(args))), **{function.context_parameter: context})
         try:
             try:
                 value = await scheduler.drive(work, scheduler.root)

@@ -45,12 +45,12 @@ from mainstay.lifecycle.process import (
     fold,
     is_due,
     known,
-    readable,
     same,
     same_asking,
     wake_for,
 )
 from mainstay.lifecycle.process import target as heard_by
+from mainstay.model import validate
 from mainstay.model.command import HELD
 from mainstay.model.ids import turn_id
 from mainstay.model.process import (
@@ -173,7 +173,7 @@ async def register(tx: Transaction, write: Register) -> Registered:
         return Registered(row, known=True)
     parent = registration.parent
     late = parent is not None and await _is_over(tx, parent, registration.id)
-    if is_task(registration) and isinstance(registration.origin, SessionOrigin):
+    if isinstance(registration.origin, SessionOrigin) and is_task(registration):
         await check_name(tx, registration.origin.session_id, registration.name)
     if write.limits is not None:
         await _check_limits(tx, registration, write.limits)
@@ -482,7 +482,7 @@ async def add_event(tx: Transaction, write: AddEvent) -> EventAdded:
         declared(row.registration, event.type)
     if event.type == events.CALLER_DEPARTED and row.registration.contract.may_begin:
         raise InvalidProcess(f"process {row.id!r} is worked on here: only a caller from outside can depart")
-    readable(event, f"event {event.type!r}")
+    validate.read_back(event, f"event {event.type!r}", InvalidProcess)
     try:
         fold(row.record, event)
     except msgspec.ValidationError as error:
