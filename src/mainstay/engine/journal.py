@@ -227,7 +227,9 @@ class TurnJournal(Journal[Appended]):
             if dump is not None and dump.digest is not None:
                 needed = (*needed, dump.digest)
             nodes = tuple([Node(self._ordinal + i, body) for i, body in enumerate(bodies)])
-            repeats = bool(pending) and type(pending[0]) is Started and _repeats(pending)
+            # Whether all that happened is that calls are attempted again which took their worker's life, perhaps.
+            repeats = bool(pending) and type(pending[0]) is Started
+            repeats = repeats and all(type(each) is Started and each.repeated > 0 for each in pending)
             append = Append(
                 self.scope, nodes, self._clock.now(), taken(pending), waits, park, blobs, repeats, awaits, heard, dump,
                 tuple(self.spending),
@@ -311,11 +313,6 @@ class TurnJournal(Journal[Appended]):
         if len(wait.body) <= SPILL_BYTES:
             return wait
         return replace(wait, body=encode(Spilled(await self.keep(wait.body), len(wait.body))))
-
-
-def _repeats(records: Sequence[Record]) -> bool:
-    """Whether all that happened is that calls are attempted again which took their worker's life, perhaps."""
-    return all(type(each) is Started and each.repeated > 0 for each in records)
 
 
 def taken(records: Iterable[Record]) -> tuple[int, ...]:

@@ -73,7 +73,6 @@ from mainstay.tools.attempt import (
     StopCause,
     TryAgain,
     Withdraw,
-    needs_of,
     next_need,
     settle,
 )
@@ -235,7 +234,7 @@ class ToolWork:
 
     def __init__(self, run: EngineRun, ready: Ready, home: Dispatcher, extras: CallExtras) -> None:
         self._run, self._ready, self._home, self._extras = run, ready, home, extras
-        self._spec, self._clock, self._needs = ready.entry.spec, home.clock, needs_of(ready.entry.spec)
+        self._spec, self._clock, self._needs = ready.entry.spec, home.clock, ready.entry.needs
         # Whoever started the process approved of it, and there is no turn in which a person could be asked.
         recovery: Any = "rerun" if self._spec.recovery == "rerun" else "once"
         self._contract = replace(self._spec, recovery=recovery, approval="never")

@@ -67,7 +67,6 @@ from mainstay.tools.attempt import (
     StopCause,
     TryAgain,
     need_after,
-    needs_of,
     next_need,
     settle,
 )
@@ -478,7 +477,7 @@ class ActiveCall(CallHost):
         It wakes the round as its last step: a done callback would do so one pass of the event loop later.
         """
         try:
-            if self.ready is not None and self.ready.entry.hides:
+            if self.ready is None or self.ready.entry.hides:
                 self.hiding = await self._hiding(self.asked.name)
             match need:
                 case RunBody():
@@ -486,7 +485,7 @@ class ActiveCall(CallHost):
                 case AskPlugins():
                     spec = self.spec
                     assert spec is not None
-                    vetted = await self.vet(self.asked, spec)
+                    vetted = await self.vet(self.asked, spec, self.hiding)
                     if not isinstance(vetted, tuple):
                         return vetted
                     self.asked, self.ready = vetted
@@ -526,7 +525,7 @@ class ActiveCall(CallHost):
                 return AttemptResult(Failed("approval_outdated", OUTDATED))
             ready = self.ready = found
         spec = ready.entry.spec
-        needs = () if spec.background else needs_of(spec)
+        needs = () if spec.background else ready.entry.needs
         if needs:
             await shared.admission.take(needs)
         told, self.answer = self.answer, None
@@ -560,7 +559,7 @@ class ActiveCall(CallHost):
         shared, run, ready = self.shared, self.run, self.ready
         assert ready is not None
         spec, tool, call = ready.entry.spec, ready.entry.tool, run.machine.state.calls[self.key]
-        needs = () if spec.limit is None and spec.resource is None else needs_of(spec)
+        needs = ready.entry.needs
         try:
             if spec.deferred:
                 await self._sign(ready)
@@ -899,7 +898,7 @@ class ActiveCall(CallHost):
         if isinstance(ready, Failed):
             raise EndsAs(ready)
         if self.plugins is not None and self.plugins.vets:
-            vetted = await self.vet(asked, ready.entry.spec)
+            vetted = await self.vet(asked, ready.entry.spec, await self._hiding(name))
             if isinstance(vetted, AttemptResult):
                 raise EndsAs(vetted.end.otherwise if isinstance(vetted.end, Again) else vetted.end)
             if isinstance(vetted, NeedsApproval):
@@ -926,10 +925,11 @@ class ActiveCall(CallHost):
     def _shown(self, args: dict[str, Any]) -> dict[str, Any]:
         return args if self.hiding is None else self.hiding.shown(args)
 
-    async def vet(self, asked: AskedCall, spec: ToolSpec) -> AttemptResult | NeedsApproval | tuple[AskedCall, Ready]:
+    async def vet(
+        self, asked: AskedCall, spec: ToolSpec, hiding: ShownArgs | None
+    ) -> AttemptResult | NeedsApproval | tuple[AskedCall, Ready]:
         """How a call ends that plugins do not let begin, or whom it waits for; else the call as they left it."""
         assert self.plugins is not None
-        hiding = await self._hiding(asked.name)
         verdict = await self.plugins.before_call(self.id, spec, asked.args, hiding)
         self.decisions = verdict.decisions
         if verdict.outcome is not None:

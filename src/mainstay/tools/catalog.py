@@ -19,12 +19,14 @@ from typing import Any
 
 from msgspec import Struct
 
+from mainstay.engine.admission import Needs
 from mainstay.errors import InvalidDefinition, UnknownTool
 from mainstay.model.code import RUN_CODE
 from mainstay.model.codec import clean, decode, encode, error_text
 from mainstay.model.session import ToolState, edited_tools
 from mainstay.model.tool import ToolSpec
 from mainstay.ports.tool import HidesSecrets, ToolProvider
+from mainstay.tools.attempt import needs_of
 from mainstay.tools.check import contract_fault
 from mainstay.tools.define import Tool, as_tool
 
@@ -35,7 +37,7 @@ class ToolEntry(Struct, frozen=True):
     """One callable tool: a function of ours, or a member of a provider's set.
 
     `fault` is why its input schema is no contract that arguments could be held to. It is then shown to no model.
-    `hides`: its set knows where arguments hold secrets.
+    `hides`: its set knows where arguments hold secrets. `needs` are the places that an attempt takes.
     """
 
     spec: ToolSpec
@@ -43,6 +45,7 @@ class ToolEntry(Struct, frozen=True):
     provider: ToolProvider | None = None
     fault: str | None = None
     hides: bool = False
+    needs: Needs = ()
 
 
 def _offered(provider: ToolProvider) -> list[object]:
@@ -74,7 +77,7 @@ class Catalog:
                 self.providers.append(item)
             else:
                 tool = as_tool(item)
-                self._add(self._fixed, ToolEntry(tool.spec, tool=tool))
+                self._add(self._fixed, ToolEntry(tool.spec, tool=tool, needs=needs_of(tool.spec)))
         self._entries = self._fixed
         self.specs: tuple[ToolSpec, ...] = tuple(e.spec for e in self._fixed.values())
         self._json: bytes | None = None
@@ -138,7 +141,7 @@ class Catalog:
         fault = contract_fault(spec.input_schema)
         if fault is not None:
             log.warning("tool %s cannot be called: %s", spec.name, fault)
-        return ToolEntry(spec, provider=provider, fault=fault, hides=isinstance(provider, HidesSecrets))
+        return ToolEntry(spec, None, provider, fault, isinstance(provider, HidesSecrets), needs_of(spec))
 
     @staticmethod
     def _add(entries: dict[str, ToolEntry], entry: ToolEntry) -> None:

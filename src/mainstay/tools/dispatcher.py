@@ -37,7 +37,7 @@ from mainstay.ports.process import Leaving
 from mainstay.ports.services import TurnServices
 from mainstay.ports.store import Store
 from mainstay.ports.tool import Handles, Parking
-from mainstay.tools.attempt import StopCause, needs_of
+from mainstay.tools.attempt import StopCause
 from mainstay.tools.call import ActiveCall, CallWaits, stop_of
 from mainstay.tools.invoke import Threads, checked
 from mainstay.tools.waiting import PARK_AFTER, input_came
@@ -103,7 +103,7 @@ class Dispatcher:
             spec = ready.entry.spec
             # A background call has a start record of its own: after a crash it must be registered again.
             plain = spec.approval == "never" and not spec.deferred and not spec.background
-            if plain and ((spec.limit is None and spec.resource is None) or self.admission.try_take(needs_of(spec))):
+            if plain and (not ready.entry.needs or self.admission.try_take(ready.entry.needs)):
                 run.held[name] = ready
                 started.append(index)
         return tuple(started)
@@ -171,7 +171,7 @@ class Dispatcher:
     def release(self, run: Run) -> None:
         """Release the places of calls that never ran here. Until then `held` says that they did not."""
         for ready in run.held.values():
-            self.admission.release(needs_of(ready.entry.spec))
+            self.admission.release(ready.entry.needs)
         run.held.clear()
 
     def abandon(self, task: asyncio.Task[Any]) -> None:

@@ -717,11 +717,10 @@ class InstrumentedCatalog(Catalog):
 
     def _wrap(self, entry: ToolEntry) -> ToolEntry:
         if entry.tool is not None:
-            return ToolEntry(entry.spec, tool=InstrumentedTool(entry.tool, self._faults, self._ledger))
+            return replace(entry, tool=InstrumentedTool(entry.tool, self._faults, self._ledger))
         assert entry.provider is not None
-        return ToolEntry(
-            entry.spec, provider=InstrumentedToolProvider(entry.provider, self._faults, self._ledger), fault=entry.fault
-        )
+        wrapped = InstrumentedToolProvider(entry.provider, self._faults, self._ledger)
+        return replace(entry, provider=wrapped, hides=False)
 
     @property
     def specs(self) -> tuple[ToolSpec, ...]:  # type: ignore[override]  # ty: ignore[incompatible-property-override]
