@@ -293,3 +293,21 @@ def test_wm_runs_cells_resumes_one_and_holds_no_worker(tmp_path: Path, params: d
     assert found.get("loop_cpu_ms", 1) > 0
     assert found.get("held_kb", 0) < 64
     assert found.get("first_ms", 1) > 0
+
+
+def test_rows_of_code_are_sampled_where_a_sandbox_of_code_is_installed(tmp_path: Path) -> None:
+    """Other rows have an environment with Mainstay alone, in which no cell can run."""
+    child = """
+import json, sys
+from pathlib import Path
+from run import ROWS, Sampler
+sampler = Sampler(Path(sys.argv[1]), quick=True)
+print(json.dumps([sampler.sample(row, False) for row in ROWS if row.name == "wmi"]))
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", child, str(tmp_path)], cwd=BENCHMARKS, capture_output=True, text=True, timeout=120
+    )
+    assert ended.returncode == 0, ended.stderr
+    (found,) = json.loads(ended.stdout)
+    assert found["workers"] == 0
+    assert found["held_kb"] > 0
