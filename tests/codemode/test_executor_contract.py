@@ -224,6 +224,18 @@ async def test_an_error_names_its_line_and_keeps_the_variables_before_it(repl: R
     assert (await run(repl, "x")).end.value == "5"
 
 
+@pytest.mark.parametrize(
+    "code",
+    ["await sleep(True)", "await search(1, 2, 3, 4)", "await search(object)", "x = (", "x = 1\x00", "eval('1 +')"],
+)
+async def test_an_error_shows_no_file_of_the_host(repl: Repl, code: str) -> None:
+    ran = await run(repl, code, check=False)
+
+    assert ran.end.error is not None
+    assert "codemode" not in ran.end.error.message
+    assert "ast.py" not in ran.end.error.message
+
+
 @pytest.mark.parametrize(("code", "line"), [("x = (", 1), ("x = 1\n  y = 2", 2)])
 async def test_what_does_not_parse_runs_in_no_part(repl: Repl, code: str, line: int) -> None:
     ran = await run(repl, code)

@@ -504,7 +504,7 @@ class Driver:
         try:
             shown = traceback.TracebackException.from_exception(error, limit=-200, compact=True)
             seen: set[int] = set()
-            _without_driver(shown, seen)
+            _without_driver(shown, seen, parsed=code == "syntax")
             text = "".join(shown.format(chain=code != "syntax"))
         except MemoryError:
             raise
@@ -518,17 +518,21 @@ class Driver:
         return text if len(text) <= MOST_MESSAGE else f"…{text[-MOST_MESSAGE:]}"
 
 
-def _without_driver(shown: traceback.TracebackException | None, seen: set[int]) -> None:
-    """Leave out what is not the cell's: our own frames, and those of the event loop."""
+OWN = (__file__, values.__file__, asyncio.events.__file__)
+
+
+def _without_driver(shown: traceback.TracebackException | None, seen: set[int], *, parsed: bool = False) -> None:
+    """Leave out what is not the cell's: our own frames, with the folder of this host in them, and those of the event
+    loop; all of them where the cell did not parse."""
     if shown is None or id(shown) in seen:
         return
     seen.add(id(shown))
-    own = (__file__, asyncio.events.__file__)
-    shown.stack = traceback.StackSummary.from_list([each for each in shown.stack if each.filename not in own])
-    _without_driver(shown.__cause__, seen)
-    _without_driver(shown.__context__, seen)
+    kept = [each for each in shown.stack if each.filename not in OWN and not parsed]
+    shown.stack = traceback.StackSummary.from_list(kept)
+    _without_driver(shown.__cause__, seen, parsed=parsed)
+    _without_driver(shown.__context__, seen, parsed=parsed)
     for each in getattr(shown, "exceptions", None) or ():
-        _without_driver(each, seen)
+        _without_driver(each, seen, parsed=parsed)
 
 
 # ---------------------------------------------------------------------- the standard library, for one cell
