@@ -132,6 +132,25 @@ async def test_a_closed_pool_lets_its_threads_go() -> None:
         assert not one.is_alive()
 
 
+async def test_work_beyond_the_most_threads_waits_for_one_of_them() -> None:
+    threads, go = Threads("test-most", idle_seconds=None, most=2), threading.Event()
+
+    def work() -> threading.Thread:
+        go.wait(30)
+        return threading.current_thread()
+
+    running = [threads.run(work) for _ in range(5)]
+    go.set()
+    ran_on = set(await asyncio.gather(*running))
+    later = {await threads.run(threading.current_thread) for _ in range(3)}
+    threads.close()
+    threads.join()
+
+    assert len(ran_on) == 2
+    assert later <= ran_on
+    assert not any(thread.is_alive() for thread in ran_on)
+
+
 def test_a_tool_that_hangs_does_not_keep_the_interpreter() -> None:
     child = """
 import asyncio, threading

@@ -18,7 +18,6 @@ import functools
 import os
 import sys
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, ParamSpec, TypeVar
 
 from mainstay.codemode import pipe
@@ -39,6 +38,7 @@ from mainstay.model import validate
 from mainstay.model.code import CellEnd, CodeAnswer, CodeError, CodeLimits, CodeStep, CPython, Paused, Variable
 from mainstay.model.tool import ToolSpec
 from mainstay.ports.bound import BoundCommands
+from mainstay.tools.invoke import Threads
 
 NAME: Final = "cpython"
 KEEP_FOR = 60.0
@@ -91,7 +91,7 @@ class CPythonExecutor:
         most = workers or max(2, os.cpu_count() or 2)
         self.places: Places[CPythonRepl] = Places(most, KEEP_FOR)
         self._catalogues = Catalogues()
-        self._threads = ThreadPoolExecutor(most + 1, thread_name_prefix="mainstay-code")
+        self._threads = Threads("mainstay-code", idle_seconds=None, most=most + 1)
         self._checking = asyncio.Lock()
         self._repls: set[CPythonRepl] = set()
 
@@ -154,12 +154,13 @@ class CPythonExecutor:
         async with self._checking:
             if self._checker is not None:
                 await self.in_thread(self._checker.close)
-        self._threads.shutdown(wait=True)
+        self._threads.close()
+        self._threads.join()
 
     # ------------------------------------------------------------------ threads and places
 
     def in_thread(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
-        return asyncio.get_running_loop().run_in_executor(self._threads, functools.partial(function, *args, **kwargs))
+        return self._threads.run(functools.partial(function, *args, **kwargs))
 
     async def take(self) -> Worker:
         """A process in a place of its own, when there is one. It is given back with `give`. Raises Ended where none

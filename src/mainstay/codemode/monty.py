@@ -16,7 +16,6 @@ import asyncio
 import functools
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, ParamSpec, TypeVar
 
 from mainstay.codemode import worker as blocking
@@ -37,6 +36,7 @@ from mainstay.model.code import (
     Variable,
 )
 from mainstay.model.tool import ToolSpec
+from mainstay.tools.invoke import Threads
 
 try:
     import pydantic_monty as monty
@@ -84,7 +84,7 @@ class MontyExecutor:
         self._most = workers or max(2, os.cpu_count() or 2)
         self.places: Places[MontyRepl] = Places(self._most, PARK_AFTER)
         self._catalogues = Catalogues()
-        self._threads = ThreadPoolExecutor(self._most + 1, thread_name_prefix="mainstay-code")
+        self._threads = Threads("mainstay-code", idle_seconds=None, most=self._most + 1)
         self._pool: monty.Monty | None = None
         self._program: Program | None = None
         self._starting: asyncio.Task[monty.Monty] | None = None
@@ -152,12 +152,13 @@ class MontyExecutor:
             await self.in_thread(self._pool.__exit__, None, None, None)
         if self._program is not None:
             self._program.close()
-        self._threads.shutdown(wait=True)
+        self._threads.close()
+        self._threads.join()
 
     # ------------------------------------------------------------------ threads and workers
 
     def in_thread(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
-        return asyncio.get_running_loop().run_in_executor(self._threads, functools.partial(function, *args, **kwargs))
+        return self._threads.run(functools.partial(function, *args, **kwargs))
 
     async def take(self, seed: str, functions: Functions) -> Worker:
         """A worker, when one is free; its process is had on a thread. It is given back with `give`."""

@@ -254,14 +254,22 @@ SHORT_OF_MEMORY = 0.01
 
 
 class Threads:
-    """As many threads as there is work at once, kept for a while. One instance per Runtime and loop."""
+    """As many threads as there is work at once, kept for a while. One instance per Runtime and loop.
 
-    def __init__(self, name: str = "mainstay-tool", idle_seconds: float = IDLE_SECONDS) -> None:
-        self._name, self._idle_seconds = name, idle_seconds
+    With `most`, work beyond so many threads waits for one of them. With `idle_seconds` of None threads end with `close`
+    alone: what a thread has started may live only as long as it does.
+    """
+
+    def __init__(
+        self, name: str = "mainstay-tool", idle_seconds: float | None = IDLE_SECONDS, most: int | None = None
+    ) -> None:
+        self._name, self._idle_seconds, self._most = name, idle_seconds, most
         self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._idle = 0
+        """Threads that wait for work; below 0, work that waits for a thread."""
         self._count = 0
+        self._alive: set[threading.Thread] = set()
         self._closed = False
 
     def run(self, work: Callable[[], Any]) -> asyncio.Future[Any]:
@@ -286,19 +294,31 @@ class Threads:
                 else:
                     return
 
+        thread = None
         with self._lock:
-            spawn = self._idle == 0
-            if spawn:
+            if self._idle <= 0 and (self._most is None or len(self._alive) < self._most):
                 self._count += 1
+                thread = threading.Thread(target=self._serve, name=f"{self._name}-{self._count}", daemon=True)
+                self._alive.add(thread)
             else:
                 self._idle -= 1
-        if spawn:
+        if thread is not None:
             # Before the work is queued: if there can be no thread, no other one may find it later and run it after all.
-            threading.Thread(target=self._serve, name=f"{self._name}-{self._count}", daemon=True).start()
+            try:
+                thread.start()
+            except BaseException:
+                self._alive.discard(thread)
+                raise
         self._queue.put(body)
         return future
 
     def _serve(self) -> None:
+        try:
+            self._work()
+        finally:
+            self._alive.discard(threading.current_thread())
+
+    def _work(self) -> None:
         while True:
             try:
                 body = self._queue.get(timeout=self._idle_seconds)
@@ -323,6 +343,11 @@ class Threads:
             idle, self._idle = self._idle, 0
         for _ in range(idle):
             self._queue.put(None)
+
+    def join(self) -> None:
+        """Wait until every thread has ended, after `close`. Blocks."""
+        for thread in tuple(self._alive):
+            thread.join()
 
 
 def _settle(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
