@@ -1,6 +1,7 @@
 """What is seen of cells: live events, and what a model is told of its variables."""
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any
 
 from mainstay import Agent, ToolCall, tool
@@ -58,6 +59,43 @@ async def test_events_of_a_cell_stand_around_those_of_its_calls(place: Place) ->
     ]
     assert ended[0] == Ok({"output": "8"})
     assert isinstance(ended[1], Failed)
+
+
+class Lines:
+    """A trace sink that keeps what is about cells."""
+
+    def __init__(self) -> None:
+        self.kept: list[tuple[str, Any]] = []
+
+    def write(self, name: str, payload: Mapping[str, Any]) -> None:
+        if name.startswith("cell."):
+            self.kept.append((name, payload["payload"]))
+
+
+async def test_trace_tells_what_a_cell_called_and_how_it_ended_and_nothing_that_it_was_given(place: Place) -> None:
+    agent = coder(cell("x = await double(4)\nawait sign()"), "done", tools=[double, sign])
+    lines = Lines()
+    async with place.runtime(agent, trace=lines) as runtime:
+        session = await runtime.session("s")
+        await session.run("go")
+        await session.reject("s.1.1.1", "secret reason")
+        await session.result("s.1")
+
+    begun, on, ended = lines.kept
+    assert begun == ("cell.started", {"cell_id": "s.1.1", "resumed": False})
+    assert on == ("cell.started", {"cell_id": "s.1.1", "resumed": True})
+    assert ended == (
+        "cell.ended",
+        {
+            "cell_id": "s.1.1",
+            "outcome": "failed",
+            "calls": [
+                {"call_id": "s.1.1.0", "tool": "double", "outcome": "ok"},
+                {"call_id": "s.1.1.1", "tool": "sign", "outcome": "denied"},
+            ],
+            "more_calls": 0,
+        },
+    )
 
 
 async def test_events_of_run_code_are_those_of_a_cell(place: Place) -> None:

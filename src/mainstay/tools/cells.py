@@ -39,7 +39,7 @@ from mainstay.model.code import (
 )
 from mainstay.model.codec import clean, encode, error_text, model_text
 from mainstay.model.effect import AskedCall, RunCode
-from mainstay.model.event import CellFinished, CellStarted
+from mainstay.model.event import CellStarted
 from mainstay.model.message import ToolCall
 from mainstay.model.protocol import Reading
 from mainstay.model.record import Called, Ended
@@ -200,6 +200,7 @@ class Running:
         run, effect, again = self._run, self._effect, True
         cell_id, resumed = f"{run.turn_id}.{self._cell.key}", bool(self._cell.calls)
         run.events.emit(CellStarted, cell_id=cell_id, code=effect.code, resumed=resumed)
+        self._shared.services(run).trace("cell.started", {"cell_id": cell_id, "resumed": resumed})
         if effect.calls:
             await self._begin_calls(effect.calls, await self.round.waits.known())
         step = await self._start()
@@ -417,7 +418,7 @@ class Running:
         slot = run.slot()
         self._cell.end = Ended(self._cell.key, ended, 1, 0, spent, self._clock.now(), slot)
         run.record(self._cell.end, shown.blobs)
-        run.events.emit(CellFinished, cell_id=f"{run.turn_id}.{self._cell.key}", outcome=ended)
+        self._shared.tell_end(run, self._cell.key, ended)
         if (error is not None and error.code == "lost") or (back and self._fresh):
             await self.close()  # the second is without the variables that its mark would promise
         elif repl is not None:

@@ -29,7 +29,7 @@ from mainstay.model.event import CellFinished, WaitingFor
 from mainstay.model.protocol import Reading
 from mainstay.model.record import INTERRUPTED, Ended, Faltered
 from mainstay.model.session import WaitRow
-from mainstay.model.tool import Failed
+from mainstay.model.tool import Failed, ToolOutcome
 from mainstay.model.transcript import NEVER_RAN, calls_of
 from mainstay.plugins.turn import plugins_of
 from mainstay.ports.host import Clock, Random
@@ -42,10 +42,14 @@ from mainstay.tools.call import ActiveCall, CallWaits, stop_of
 from mainstay.tools.invoke import Threads, checked
 from mainstay.tools.waiting import PARK_AFTER, input_came
 from mainstay.turn.machine import Phase
+from mainstay.wire import outcome_kind
 
 CELL_DROPPED = Failed(
     "cell_dropped", "The cell was dropped before its end: variables are as they were before it.", {ROLLED_BACK: True}
 )
+
+MOST_TRACED = 100
+"""Calls that the line of a cell in a trace names."""
 
 
 class CallPorts(Struct, frozen=True):
@@ -159,7 +163,22 @@ class Dispatcher:
             if found and found[-1].key == key:
                 outcome = replace(outcome, message=f"{outcome.message}{done_by(found[-1])}")
             run.record(Ended(key, outcome, at=self.clock.now(), slot=run.slot()))
-            run.events.emit(CellFinished, cell_id=f"{run.turn_id}.{key}", outcome=outcome)
+            self.tell_end(run, key, outcome)
+
+    def tell_end(self, run: Run, key: str, outcome: ToolOutcome) -> None:
+        """Tell observers of the turn how a cell ended, and the trace of the host what it called besides."""
+        cell_id = f"{run.turn_id}.{key}"
+        run.events.emit(CellFinished, cell_id=cell_id, outcome=outcome)
+        services = self.services(run)
+        if services.probe is None:
+            return
+        cell = next((each for each in reversed(cells_of(run.scope.turn, run.records)) if each.key == key), None)
+        ends = {} if cell is None else {each.call: outcome_kind(each.outcome) for each in cell.answers}
+        made = [] if cell is None else [(f"{key}.{number}", call.name) for number, call in enumerate(cell.calls)]
+        calls = [{"call_id": f"{run.turn_id}.{own}", "tool": tool, "outcome": ends.get(own)} for own, tool in made]
+        # Names and ends: what a cell was given and printed may hold secrets, and is in the records.
+        told = {"cell_id": cell_id, "outcome": outcome_kind(outcome), "calls": calls[:MOST_TRACED]}
+        services.trace("cell.ended", told | {"more_calls": len(calls[MOST_TRACED:])})
 
     def withdraw(self, run: Run) -> None:
         """The Runtime is left before calls began whose start is in their reply's record: record that they did not."""
