@@ -48,7 +48,9 @@ from tests.kit import until
 from tests.programs import bubblewrap, copied_for_others, missing
 
 NOBODY = 65534
-POSSIBLE = ("socket by 32-bit calls", "socket by x32 calls", "flags of a file")
+POSSIBLE = (
+    "socket by 32-bit calls", "socket by x32 calls", "flags of a file", "mode of a device", "mode of its input",
+)  # fmt: skip
 
 
 def tree(job: Job) -> list[int]:
@@ -78,7 +80,7 @@ def test_every_attack_succeeds_without_a_sandbox() -> None:
     attacks = examine("none").attacks
 
     assert [name for name, refused in attacks.items() if refused] == []
-    assert len(set(attacks) - set(POSSIBLE)) == 33
+    assert len(set(attacks) - set(POSSIBLE)) == 34
 
 
 @pytest.mark.parametrize("name", POSSIBLE)
@@ -286,6 +288,29 @@ async def test_folder_for_temporary_files_and_home_are_its_own(commands: Command
     assert (status.code, printed(job)) == (0, "fine\n")
     assert not (Path(tempfile.gettempdir()) / mark).exists()
     assert not (Path.home() / mark).exists()
+
+
+SIZES = "import os; print([os.statvfs(p).f_frsize * os.statvfs(p).f_blocks for p in ('/tmp', '/dev/shm')])"
+
+
+async def test_what_it_may_write_into_memory_is_bounded(
+    commands: Commands, options: dict[str, Any], how: Implementation
+) -> None:
+    if how == "landlock":
+        pytest.skip("its temporary files are on the disk")
+    job = await commands.python(SIZES, **options)
+    await ended(job)
+
+    assert printed(job) == f"{[confine.TEMPORARY_BYTES] * 2}\n"
+    assert confine.TEMPORARY_BYTES <= 2 << 30
+
+
+async def test_devices_work_and_nothing_is_made_beside_them(commands: Commands, options: dict[str, Any]) -> None:
+    program = "echo x > /dev/null; head -c 4 /dev/zero | wc -c; cat; echo x > /dev/made || echo refused"
+    job = await commands.start("sh", "-c", program, **options)
+    await ended(job)
+
+    assert printed(job) == "4\nrefused\n"
 
 
 async def test_other_jobs_and_its_own_folder_are_out_of_reach(commands: Commands, options: dict[str, Any]) -> None:

@@ -41,8 +41,8 @@ import os
 import sys
 
 SETUP_SECONDS = 30.0
-TEMPORARY_BYTES = 2 << 30
-"""Of the private /tmp, which is in memory."""
+TEMPORARY_BYTES = min(2 << 30, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4)
+"""Of the private /tmp and of /dev/shm, each, which are in memory."""
 TEMPORARY, HOME = b"/tmp", b"/tmp/home"
 DEVICES = (b"null", b"zero", b"full", b"random", b"urandom", b"tty")
 PROC_FILES = (b"cpuinfo", b"meminfo", b"stat", b"version", b"uptime", b"loadavg", b"filesystems")
@@ -131,7 +131,9 @@ ATTRIBUTES = (
 FLAGS = (0x6600, 0x5800, 0x7600)
 """Families of requests to file systems (ioctl), which change flags of a file through any descriptor of it."""
 TIMES = (280, 88)
-"""Of a path, or of an open file if there is no path: `touch` does the latter, to what it may open."""
+"""Of a path, or of an open file if there is no path; to some time, or to now if none is given. `touch` sets an open
+file to now, which is let through: it makes no file without that. No filter sees whether a file was opened to be
+changed, so any other time is refused."""
 ATTRIBUTES_X86 = (90, 92, 94, 132, 235, 261)
 """The same in their older shapes: chmod, chown, lchown, utime, utimes, futimesat."""
 
@@ -344,6 +346,7 @@ class Confined:
     def lock(self) -> None:
         """Give up what the command may not do, for ever. The last thing before its exec."""
         rules, kernel = self.rules, self.kernel
+        reopen_null()
         for word, number in RLIMIT.items():
             value = rules.one(word)
             if value and not (word == b"processes" and rules.one(b"pids")):
@@ -497,11 +500,27 @@ def run_inside(spec: int) -> None:
     confined = Confined(rules, b"")
     try:
         check_mounted(confined.rules)
+        if os.geteuid() == 0:  # no other user owns a device, and bubblewrap knows none that is read-only
+            for name in DEVICES:
+                restrict(confined.kernel, b"/dev/" + name, ATTR_RDONLY)
     except OSError as error:
         os.write(int(leader[4]), b"sandbox %d" % (error.errno or 0))
         os._exit(1)
     if begin_leader(confined.kernel, _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET, 0, int(socket))) == 0:
         shim.run_leader(leader, confined)
+
+
+def reopen_null() -> None:
+    """Let a command that has no input read the null device of its own file system. The one that its shim opened is the
+    host's, and its owner, such as root, may change the mode of an open file."""
+    try:
+        if os.fstat(0).st_rdev != os.stat("/dev/null").st_rdev:
+            return
+    except OSError:
+        return
+    null = os.open("/dev/null", os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
 
 
 def drop_capabilities(kernel: Kernel) -> None:
@@ -557,6 +576,7 @@ class Root:
             if os.path.exists(self.OLD + b"/dev/" + name):
                 os.close(os.open(b"/dev/" + name, os.O_WRONLY | os.O_CREAT, 0o666))
                 self._mount(self.OLD + b"/dev/" + name, b"/dev/" + name, None, MS_BIND)
+                self._restrict(b"/dev/" + name, ATTR_RDONLY | ATTR_NOSUID)  # written to all the same, and not changed
         for name, target in ((b"fd", b""), (b"stdin", b"/0"), (b"stdout", b"/1"), (b"stderr", b"/2")):
             os.symlink(b"/proc/self/fd" + target, b"/dev/" + name)
         for name in (b"/dev/shm", b"/dev/pts"):
@@ -674,8 +694,13 @@ class Root:
         self.kernel.do("mount", source, target, kind, flags, data)
 
     def _restrict(self, path: bytes, attributes: int, flags: int = 0) -> None:
-        packed = attributes.to_bytes(8, sys.byteorder) + bytes(24)
-        self.kernel.do("mount_setattr", -100, path, flags, packed, len(packed))
+        restrict(self.kernel, path, attributes, flags)
+
+
+def restrict(kernel: Kernel, path: bytes, attributes: int, flags: int = 0) -> None:
+    """Change what holds for a mount."""
+    packed = attributes.to_bytes(8, sys.byteorder) + bytes(24)
+    kernel.do("mount_setattr", -100, path, flags, packed, len(packed))
 
 
 def open_unlinked(name: bytes, folder: int) -> int:
@@ -719,7 +744,10 @@ class Bubblewrap:
         argv = [b"--unshare-ipc", b"--unshare-pid", b"--unshare-uts", b"--unshare-cgroup-try", b"--as-pid-1"]
         argv += [] if rules.network else [b"--unshare-net"]
         argv += [b"--die-with-parent"] if rules.computes else []
-        argv += [b"--proc", b"/proc", b"--dev", b"/dev", b"--tmpfs", TEMPORARY, b"--dir", HOME]
+        argv += [b"--proc", b"/proc", b"--dev", b"/dev"]
+        for path in (TEMPORARY, b"/dev/shm"):
+            argv += [b"--size", b"%d" % TEMPORARY_BYTES, b"--tmpfs", path]
+        argv += [b"--dir", HOME]
         for path in sorted({*rules.read, *writable}, key=lambda each: (each.count(b"/"), each)):
             if rules.root_of(path):
                 argv += self._below(rules.root_of(path), path, b"--bind" if path in writable else b"--ro-bind")
@@ -733,8 +761,8 @@ class Bubblewrap:
             argv += self._below(rules.around(path, False), path, b"--ro-bind")
         for path in rules.hide:
             argv += self._below(rules.around(path, True), path, b"--tmpfs", make=True)
-        own = [b"--remount-ro", TEMPORARY, b"--remount-ro", b"/dev"] if rules.computes else []
-        return [*argv, b"--remount-ro", b"/proc", *own, b"--remount-ro", b"/"]
+        own = [b"--remount-ro", TEMPORARY, b"--remount-ro", b"/dev/shm"] if rules.computes else []
+        return [*argv, b"--remount-ro", b"/proc", b"--remount-ro", b"/dev", *own, b"--remount-ro", b"/"]
 
     def _below(self, root: bytes, path: bytes, how: bytes, make: bool = False) -> list[bytes]:
         """A path in a root, and what is between the two, which nobody can rename then."""
@@ -892,11 +920,10 @@ class Filter:
     def check_attributes(self) -> None:
         self.refuse([each[self.column] for each in ATTRIBUTES])
         self.refuse(list(ATTRIBUTES_X86) if self.column == 0 else [])
-        self.line(EQUAL, TIMES[self.column], 0, 6)
-        self.argument(1)
-        self.line(EQUAL, 0, 0, 2)
-        self.argument(1, high=True)
-        self.line(EQUAL, 0, 1, 0)
+        self.line(EQUAL, TIMES[self.column], 0, 10)
+        for left, (number, high) in zip((6, 4, 2, 0), ((1, False), (1, True), (2, False), (2, True)), strict=True):
+            self.argument(number, high)
+            self.line(EQUAL, 0, 0 if left else 1, left)
         self.end()
 
     def check_sockets(self, families: list[int]) -> None:

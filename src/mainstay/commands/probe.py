@@ -95,6 +95,24 @@ def _change_flags(path: bytes) -> None:
         os.close(fd)
 
 
+def _change_mode(path: str | int) -> None:
+    """To what it is: the attack is made on devices of the machine."""
+    os.chmod(path, os.stat(path).st_mode & 0o7777)
+
+
+def _change_mode_of_input() -> None:
+    _change_mode(0 if os.fstat(0).st_rdev == os.stat("/dev/null").st_rdev else "/dev/null")
+
+
+def _change_times(path: bytes) -> None:
+    """Through a descriptor that may only be read, as the flags of a file."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.utime(fd, (0, 0))
+    finally:
+        os.close(fd)
+
+
 MMAP, READ_WRITE_RUN, PRIVATE_ANONYMOUS = 9, 7, 0x22
 SOCKET_32 = bytes.fromhex("53 b867010000 bb01000000 b901000000 31d2 cd80 5b 4898 c3")
 """socket(AF_UNIX, SOCK_STREAM, 0) as a program for 32 bits asks for it: number 359, by interrupt 0x80."""
@@ -176,6 +194,7 @@ class Target:
             "chmod outside": (os.chmod, base + b"/outside/secret", 0o777),
             "git configuration": (_write, root + b"/.git/config", b"[core]\n", 0),
             "git hooks": (_write, root + b"/.git/hooks/post-checkout"),
+            "times of a protected file": (_change_times, root + b"/.git/config"),
             "git replaced": (_rename_git, root),
             "git made": (_make_git, base + b"/second"),
             "store": (_read, base + b"/store/runtime.db"),
@@ -207,6 +226,8 @@ class Target:
             "socket by 32-bit calls": (_connect_by_32_bits, b"service.sock"),
             "socket by x32 calls": (_connect_by_x32, b"service.sock"),
             "flags of a file": (_change_flags, self.root + b"/.git/config"),
+            "mode of a device": (_change_mode, "/dev/full"),
+            "mode of its input": (_change_mode_of_input,),
         }
 
 
