@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import pytest
 
-from mainstay import Agent, ModelSettings, Plugin, ProcessContext, ToolCall, ToolContext, process, tool
+from mainstay import Agent, Caller, ModelSettings, Plugin, ProcessContext, ToolCall, ToolContext, process, tool
 from mainstay.engine.journal import load
-from mainstay.errors import Conflict, InvalidInput, MetadataConflict
+from mainstay.errors import Conflict, InvalidArguments, InvalidInput, MetadataConflict
 from mainstay.model.llm import ModelRequest
+from mainstay.model.monitor import MonitorSpec
+from mainstay.model.plugin import CreateSession
 from mainstay.model.record import Said
+from mainstay.plugins import (
+    CatalogContext,
+    CommandContext,
+    QueryContext,
+    QueueTurn,
+    Result,
+    SessionContext,
+    SnapshotWriter,
+    TaskContext,
+    command,
+    query,
+    task,
+)
 from mainstay.plugins.hooks import PromptContext, ToolCallContext, TurnEndContext
 from mainstay.testing import FunctionModel
 from tests.kit import Place
@@ -392,3 +407,148 @@ async def test_a_completion_and_a_line_of_the_trace_say_whom_they_are_for(place:
     assert asked == [{"user": "u-17"}] * 2
     assert lines
     assert [line.get("metadata") for line in lines] == [{"user": "u-17"}] * len(lines)
+
+
+class Clerk(Plugin):
+    """Does what it is asked for whom the session is for, and notes who that was."""
+
+    id = "clerk"
+
+    def __init__(self, seen: Seen, changes: int = 0) -> None:
+        self.seen, self.changes = seen, changes
+
+    def for_session(self, ctx: SessionContext) -> Clerk:
+        self.seen.append(("instance", dict(ctx.metadata)))
+        return Clerk(self.seen)
+
+    @property
+    def revision(self) -> int:
+        return self.changes
+
+    def snapshot(self, writer: SnapshotWriter) -> int:
+        return self.changes
+
+    def hidden_tools(self, ctx: CatalogContext) -> list[str]:
+        self.seen.append(("hidden tools", dict(ctx.metadata)))
+        return [] if ctx.metadata.get("user") == "u-17" else ["work"]
+
+    def monitors(self, ctx: SessionContext) -> list[MonitorSpec]:
+        self.seen.append(("monitors", dict(ctx.metadata)))
+        return []
+
+    @query
+    def look(self, ctx: QueryContext) -> str:
+        self.seen.append(("query", dict(ctx.metadata)))
+        return str(ctx.deps)
+
+    @command
+    async def change(self, ctx: CommandContext) -> str:
+        self.changes += 1
+        self.seen.append(("command", dict(ctx.metadata)))
+        return str(ctx.deps)
+
+    @command
+    async def queue(self, ctx: CommandContext) -> Result[str]:
+        return Result(str(ctx.deps), directives=(QueueTurn("hello"),))
+
+    @command
+    async def begin_child(self, ctx: CommandContext) -> str:
+        await ctx.host.create_session(CreateSession(session_id="child"))
+        return str(ctx.deps)
+
+    @task
+    async def work_long(self, ctx: TaskContext) -> str:
+        self.seen.append(("task", dict(ctx.metadata)))
+        return str(ctx.deps)
+
+
+class Counting:
+    """A model that counts the tokens of what it would be asked."""
+
+    name = "counting"
+
+    def __init__(self, seen: Seen) -> None:
+        self.seen = seen
+
+    async def stream(self, request: ModelRequest) -> AsyncIterator[str]:
+        self.seen.append(("model", dict(request.metadata)))
+        yield "ok"
+
+    async def count_tokens(self, request: ModelRequest) -> int:
+        self.seen.append(("count", dict(request.metadata)))
+        return 7
+
+
+def clerk(seen: Seen) -> Agent[Any]:
+    @tool
+    def work() -> str:
+        """Work."""
+        return "done"
+
+    def instructions(caller: Caller) -> str:
+        seen.append(("instructions", dict(caller.metadata)))
+        return "Work."
+
+    return Agent(Counting(seen), name="clerk", instructions=instructions, tools=[work], plugins=[Clerk(seen)])
+
+
+def user(caller: Caller) -> str:
+    return str(caller.metadata.get("user"))
+
+
+@pytest.mark.parametrize("asked", ["tools", "orphans", "tokens", "monitors", "query"])
+async def test_what_is_asked_of_a_new_session_knows_whom_it_is_for_and_writes_nothing(place: Place, asked: str) -> None:
+    seen: Seen = []
+    async with place.runtime(clerk(seen), deps=user) as runtime:
+        session = await runtime.session("a", metadata={"user": "u-17"})
+        match asked:
+            case "tools":
+                assert [each["name"] for each in await session.tools.list()] == ["work"]
+            case "orphans":
+                assert await session.tools.orphans() == []
+            case "tokens":
+                assert await session.count_tokens("hello") == 7
+            case "monitors":
+                await session.monitors()
+            case _:
+                assert (await session.call("clerk.look")).output == "u-17"
+
+        assert await runtime.sessions.list() == []
+        await session.run("hello")
+        assert [row.id for row in await runtime.sessions.list(metadata={"user": "u-17"})] == ["a"]
+    assert {tuple(found.items()) for _, found in seen} == {(("user", "u-17"),)}
+
+
+@pytest.mark.parametrize("operation", ["change", "queue", "begin_child", "work_long"])
+async def test_an_operation_on_a_new_session_works_for_whom_that_was_opened(place: Place, operation: str) -> None:
+    seen: Seen = []
+    async with place.runtime(clerk(seen), deps=user) as runtime:
+        session = await runtime.session("a", metadata={"user": "u-17"})
+        output = (await session.call(f"clerk.{operation}")).output
+        assert (await runtime.handle(output).result() if operation == "work_long" else output) == "u-17"
+        await runtime.wait_idle()
+        await session.run("hello")
+
+        listed = [row.id for row in await runtime.sessions.list(metadata={"user": "u-17"})]
+        assert sorted(listed) == (["a", "child"] if operation == "begin_child" else ["a"])
+    assert {tuple(found.items()) for _, found in seen} == {(("user", "u-17"),)}
+
+
+async def test_an_operation_that_is_refused_begins_no_session(place: Place) -> None:
+    async with place.runtime(clerk([])) as runtime:
+        session = await runtime.session("a", metadata={"user": "u-17"})
+        with pytest.raises(InvalidArguments):
+            await session.call("clerk.change", {"what": 1})
+
+        assert await runtime.sessions.list() == []
+
+
+async def test_tools_are_hidden_by_whom_the_session_is_for_now(place: Place) -> None:
+    seen: Seen = []
+    async with place.runtime(clerk(seen)) as runtime:
+        session = await runtime.session("a", metadata={"user": "u-18"})
+        await session.run("hello")
+        assert await session.tools.list() == []
+
+        await session.update(metadata={"user": "u-17"})
+        assert [each["name"] for each in await session.tools.list()] == ["work"]

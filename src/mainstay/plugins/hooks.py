@@ -214,8 +214,8 @@ class StopStream(Struct, frozen=True):
     reason: str = ""
 
 
-class CatalogContext(Struct, frozen=True):
-    """The tools a session could be shown."""
+class CatalogContext(MetadataContext, frozen=True):
+    """The tools a session could be shown. `metadata` is that of the session, without its inputs'."""
 
     session_id: str
     agent: str

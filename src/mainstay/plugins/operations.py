@@ -29,7 +29,7 @@ from msgspec import Struct
 from mainstay.errors import InvalidDefinition, PluginConflict
 from mainstay.model.codec import decode, encode
 from mainstay.model.message import Message
-from mainstay.plugins.hooks import Plugin
+from mainstay.plugins.hooks import MetadataContext, Plugin
 from mainstay.ports.services import CatalogReads, MonitorReads, Snapshots, TaskReads, ToolHost
 
 T = TypeVar("T")
@@ -57,8 +57,11 @@ def _nobody(value: Any) -> None:
     """Nobody listens."""
 
 
-class OperationContext(Struct, frozen=True):
-    """What every operation knows. `session_id` is None when it works on no session; `deps` are the host's objects."""
+class OperationContext(MetadataContext, frozen=True):
+    """What every operation knows. `session_id` is None when it works on no session; `deps` are the host's objects.
+
+    `metadata` is that of the session; of a task, and of what a turn asks for, that of the work which asked.
+    """
 
     session_id: str | None
     agent: str

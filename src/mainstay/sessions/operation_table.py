@@ -34,7 +34,7 @@ from mainstay.errors import (
 )
 from mainstay.model.codec import clean, clean_message, error_text
 from mainstay.model.ids import check_session_id
-from mainstay.model.message import Message
+from mainstay.model.message import NO_METADATA, Message, Metadata
 from mainstay.model.monitor import MonitorSnapshot, MonitorUpdates
 from mainstay.model.process import TaskKind, TaskRecord
 from mainstay.model.session import SessionSnapshot
@@ -195,7 +195,8 @@ class OperationSeams(Struct, frozen=True):
     `instances` gives what a session has of the plugins, restored; `host` the services for a session, or for none;
     `persist` makes durable what has changed in those instances; `queue` accepts an input durably and gives
     the id of its turn; `emit` tells those who observe the session what a plugin has to say; `start` makes a task a
-    process and gives its handle.
+    process and gives its handle; `metadata` says whom a session is for; `begin` creates it, where nothing was said yet,
+    before a command or task does.
     """
 
     agent: str
@@ -207,6 +208,8 @@ class OperationSeams(Struct, frozen=True):
     deps: Any = None
     start: StartTask | None = None
     make_deps: Callable[[str | None], AbstractAsyncContextManager[Any]] | None = None
+    metadata: Callable[[str | None], Awaitable[Metadata]] | None = None
+    begin: Callable[[], Awaitable[None]] | None = None
 
 
 class TaskRun(Struct, frozen=True):
@@ -262,6 +265,8 @@ class Operations:
         kind = operation.definition.kind
         session = effective_session(operation.definition, session_id, default)
         kwargs = operation.bind(args)
+        if kind != "query" and session is not None and self._seams.begin is not None:
+            await self._seams.begin()
         if kind == "task":
             return await self._start(operation, args, session)
         if self._seams.make_deps is None:
@@ -275,12 +280,15 @@ class Operations:
         """What a query or a command says."""
         plugins = None if session is None else await self._seams.instances(session)
         plugin = operation.plugin if plugins is None else _instance(operation, plugins)
-        host = self._seams.host(session)
+        host, metadata = self._seams.host(session), await self._metadata(session)
         if operation.definition.kind == "query":
-            ctx = QueryContext(session, self._seams.agent, deps, ReadOnly(host))
+            ctx = QueryContext(session, self._seams.agent, deps, ReadOnly(host), metadata=metadata)
             return _read_query(operation, await operation.invoke(plugin, kwargs, ctx))
-        told = CommandContext(session, self._seams.agent, deps, host)
+        told = CommandContext(session, self._seams.agent, deps, host, metadata=metadata)
         return await self._act(operation, session, plugins, operation.invoke(plugin, kwargs, told))
+
+    async def _metadata(self, session: str | None) -> Metadata:
+        return NO_METADATA if self._seams.metadata is None else await self._seams.metadata(session)
 
     async def _start(self, operation: Operation, args: Args, session: str | None) -> OperationOutcome:
         name, plugin = operation.definition.name, operation.definition.plugin
@@ -303,6 +311,7 @@ class Operations:
             task.process_id,
             task.attempt,
             task.progress,
+            metadata=await self._metadata(session),
         )
         return await self._act(operation, session, plugins, operation.invoke(plugin, kwargs, told), task.process_id)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct
@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from mainstay.engine.control import Control, SelfCancelled
 from mainstay.engine.deps import RunDeps
 from mainstay.engine.journal import write_referring
+from mainstay.engine.waiters import current_metadata
 from mainstay.errors import (
     Conflict,
     InvalidInput,
@@ -35,7 +36,7 @@ from mainstay.model import validate
 from mainstay.model.agent import Caller
 from mainstay.model.event import PluginEvent
 from mainstay.model.ids import check_session_id, turn_id
-from mainstay.model.message import NO_METADATA, Message, Metadata
+from mainstay.model.message import Message, Metadata, Scalar
 from mainstay.model.plugin import PluginSnapshot
 from mainstay.model.process import Cancelled, Failure, ProcessOutcome, ProcessRecovery, Registration, Success
 from mainstay.model.session import SessionRow, Settings, dump_settings, load_settings
@@ -47,7 +48,7 @@ from mainstay.plugins.registry import Kept, PluginSession, revision_of
 from mainstay.ports.process import CancelRequested, EngineRun, Leaving
 from mainstay.sessions.definition import Definition
 from mainstay.sessions.operation_table import Operation, Operations, OperationSeams, TaskRun
-from mainstay.sessions.parts import SessionParts
+from mainstay.sessions.parts import SessionParts, new_session
 from mainstay.sessions.processes import SessionProcesses
 from mainstay.sessions.services.host import SessionHost
 from mainstay.sessions.setup import Setup
@@ -110,11 +111,18 @@ class RuntimeOperations:
 
     An operation with a session runs on that session's own plugins, here in this process; what it changed of their state
     is on disk when it returns.
+
+    A session handle gives the metadata that a new session was `opened` with, and what creates that session (`begin`).
     """
 
-    def __init__(self, parts: SessionParts) -> None:
+    def __init__(
+        self,
+        parts: SessionParts,
+        opened: dict[str, Scalar] | None = None,
+        begin: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
         parts.mode.check()
-        self._parts = parts
+        self._parts, self._opened, self._begin = parts, opened, begin
 
     def list(self, agent: str | None = None) -> Sequence[OperationDefinition]:
         """The operations of one agent, or of all."""
@@ -155,7 +163,7 @@ class RuntimeOperations:
         definition = self._parts.definitions.get(agent)
         if definition is None:
             raise Unavailable(f"agent {agent!r} is not part of this Runtime")
-        visit = Visit(self._parts, agent)
+        visit = Visit(self._parts, agent, self._opened)
         return Operations(
             definition.operations,
             OperationSeams(
@@ -168,6 +176,8 @@ class RuntimeOperations:
                 self._parts.deps,
                 functools.partial(self._start, agent),
                 None if self._parts.make_deps is None else functools.partial(self._deps, agent),
+                functools.partial(self._metadata, agent),
+                self._begin,
             ),
         )
 
@@ -178,9 +188,8 @@ class RuntimeOperations:
         """Live objects for one query or command, which belongs to no run."""
         parts = self._parts
         assert parts.make_deps is not None
-        row = None if session_id is None else await parts.store.session(session_id)
-        metadata = NO_METADATA if row is None else Metadata(load_settings(row.settings).metadata)
-        deps = RunDeps(parts.make_deps, Caller(session_id or "", agent, metadata), parts.random)
+        caller = Caller(session_id or "", agent, await self._metadata(agent, session_id))
+        deps = RunDeps(parts.make_deps, caller, parts.random)
         made = await deps.enter(Control().guard, parts.clock.sleep)
         try:
             yield made
@@ -189,8 +198,14 @@ class RuntimeOperations:
             raise
         await deps.leave()
 
+    async def _metadata(self, agent: str, session_id: str | None) -> Metadata:
+        """Whom an operation is for."""
+        if session_id is None:
+            return current_metadata()
+        return await self._host(agent, session_id).scope.metadata()
+
     def _host(self, agent: str, session_id: str | None) -> SessionHost:
-        return SessionHost(self._parts, session_id or "", agent)
+        return SessionHost(self._parts, session_id or "", agent, opened=self._opened)
 
     async def _queue(self, agent: str, session_id: str, said: Message, key: str | None) -> str:
         accepted = await self._parts.inbox.accept(session_id, agent, said, "queue", key)
@@ -219,8 +234,8 @@ def task_engine(parts: SessionParts) -> OperationEngine:
 class Visit:
     """One call of an operation: the plugins it runs on, and putting on disk what it changed of them."""
 
-    def __init__(self, parts: SessionParts, agent: str) -> None:
-        self._parts, self._agent = parts, agent
+    def __init__(self, parts: SessionParts, agent: str, opened: dict[str, Scalar] | None = None) -> None:
+        self._parts, self._agent, self._opened = parts, agent, opened
         self._setup: Setup | None = None
 
     async def instances(self, session_id: str) -> PluginSession:
@@ -278,7 +293,7 @@ class Visit:
         row = await self._parts.store.session(session_id)
         if row is not None and row.deleted:
             raise UnknownSession(session_id)
-        return row or SessionRow(0, session_id, self._agent)
+        return row or new_session(session_id, self._agent, self._opened)
 
     async def _put(self, blobs: Mapping[str, bytes]) -> None:
         for data in blobs.values():

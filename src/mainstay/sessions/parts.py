@@ -21,8 +21,8 @@ from mainstay.errors import ProviderUnavailable, StaleSettings, Unavailable, Unk
 from mainstay.model import validate
 from mainstay.model.ids import mint
 from mainstay.model.limit import Spending
-from mainstay.model.message import Metadata
-from mainstay.model.session import SessionRow
+from mainstay.model.message import Metadata, Scalar
+from mainstay.model.session import SessionRow, Settings, dump_settings
 from mainstay.model.spending import UsageRow
 from mainstay.model.write import Configure
 from mainstay.observe.feed import Feed
@@ -75,13 +75,19 @@ class SessionParts(Struct, frozen=True):
 # ---------------------------------------------------------------------- services
 
 
+def new_session(session_id: str, agent: str, metadata: dict[str, Scalar] | None = None) -> SessionRow:
+    """The row of a session in which nothing was said yet, for readers. `metadata` is what it was opened with."""
+    return SessionRow(0, session_id, agent, settings=dump_settings(Settings(metadata=metadata or {})))
+
+
 class ServiceScope:
     """A session as one asker sees it: a hook of the turn `run`, a tool in its `call`, or somebody outside of turns.
 
-    `where` tells hooks apart that may run at the same time; `turn` is also known to who asks after its commit.
+    `where` tells hooks apart that may run at the same time; `turn` is also known to who asks after its commit. `opened`
+    is the metadata that a session is to begin with which is not there yet.
     """
 
-    __slots__ = ("_asked", "agent", "call", "id", "parts", "run", "turn", "where")
+    __slots__ = ("_asked", "agent", "call", "id", "opened", "parts", "run", "turn", "where")
 
     def __init__(  # noqa: PLR0913  # who asks, each by its place
         self,
@@ -92,8 +98,10 @@ class ServiceScope:
         call: str = "",
         where: str = "",
         turn: str | None = None,
+        opened: dict[str, Scalar] | None = None,
     ) -> None:
         self.parts, self.id, self.agent, self.run, self.call, self.where = parts, session_id, agent, run, call, where
+        self.opened = opened
         self.turn = turn if run is None else run.turn_id
         self._asked: dict[str, int] = {}
 
@@ -127,7 +135,7 @@ class ServiceScope:
         self.needs_session(session_id)
         row = await self.parts.store.session(session_id or self.id)
         if row is None and self.own(session_id):
-            return SessionRow(0, self.id, self.agent)
+            return new_session(self.id, self.agent, self.opened)
         if row is None or row.deleted:
             raise UnknownSession(session_id or self.id)
         return row

@@ -486,18 +486,19 @@ class Session(Generic[T_co]):
         """
         self._parts.mode.check()
         await self._keep_options()
-        return await SessionHost(self._parts, self.id, self.agent).count_next(said)
+        return await SessionHost(self._parts, self.id, self.agent, opened=self._metadata).count_next(said)
 
     @property
     def tools(self) -> SessionTools:
         """What this session is shown, and switching single tools on and off."""
-        return SessionTools(self._parts, self.id, self.agent, self._keep_options, self._begin)
+        return SessionTools(self._parts, self.id, self.agent, self._metadata, self._keep_options, self._begin)
 
     async def call(self, operation: str, args: Mapping[str, Any] | None = None) -> OperationOutcome:
         """Call an operation of this session's plugins."""
         self._parts.mode.check()
         await self._keep_options()
-        return await RuntimeOperations(self._parts).call(operation, args, agent=self.agent, default=self.id)
+        operations = RuntimeOperations(self._parts, self._metadata, self._begin)
+        return await operations.call(operation, args, agent=self.agent, default=self.id)
 
     def observe(self, cursor: str | None = None) -> AsyncIterator[AnyEvent]:
         """Live events after `cursor`, or from now on, until the session is deleted. A gap is an event.
@@ -612,7 +613,7 @@ class Session(Generic[T_co]):
         """
         self._parts.mode.check()
         with contextlib.suppress(UnknownSession):  # it is deleted: plugins offer it nothing any more
-            return await SessionHost(self._parts, self.id, self.agent).monitor_snapshot()
+            return await SessionHost(self._parts, self.id, self.agent, opened=self._metadata).monitor_snapshot()
         return await self._processes.monitors()
 
     async def processes(self, status: str | Sequence[str] | None = None, **wanted: Any) -> Sequence[ProcessRow]:
@@ -963,12 +964,13 @@ class SessionTools:
         parts: SessionParts,
         session_id: str,
         agent: str,
+        opened: dict[str, Scalar] | None,
         ready: Callable[[], Awaitable[None]],
         begin: Callable[[], Awaitable[None]],
     ) -> None:
         parts.mode.check()
         self._parts, self._session_id, self._agent = parts, session_id, agent
-        self._services = SessionHost(parts, session_id, agent)
+        self._services = SessionHost(parts, session_id, agent, opened=opened)
         self._ready = ready  # options that the session was opened with decide what plugins hide
         self._begin = begin  # what is switched may be the first thing that is kept of the session
 

@@ -184,7 +184,7 @@ async def equip(  # noqa: PLR0913  # everything that a session is made of
     if view.head or len(records) > 1:
         hooks = calls.probed(session.hooks("session_restored"), probe)
         issues += await calls.notify(hooks, lambda plugin: (contexts[plugin.id],))
-    catalog = _membership(definition, session, structs.replace(settings, tools=tools), row.id)
+    catalog = _membership(definition, session, structs.replace(settings, tools=tools, metadata=metadata), row.id)
     if overlay is not None:
         session = session.and_also(overlay)
         catalog = catalog if isinstance(catalog, Membership) else Membership(catalog)
@@ -393,7 +393,8 @@ def _membership(
         return base
 
     def removals(specs: Sequence[ToolSpec]) -> set[str]:
-        ctx, gone = CatalogContext(session_id, definition.name, tuple([session.show(spec) for spec in specs])), set()
+        shown, gone = tuple([session.show(spec) for spec in specs]), set()
+        ctx = CatalogContext(session_id, definition.name, shown, metadata=Metadata(settings.metadata))
         for plugin, method in hiding.entries:
             try:
                 gone |= _names(method(ctx))

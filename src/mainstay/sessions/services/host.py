@@ -27,7 +27,7 @@ from mainstay.model import ids, validate
 from mainstay.model.agent import Caller
 from mainstay.model.codec import CopiedOnRead, clean_message, clean_text, copied, encode, encode_checked
 from mainstay.model.llm import Completion, ModelRequest, ModelSettings
-from mainstay.model.message import InputContent, Message, Metadata
+from mainstay.model.message import InputContent, Message, Metadata, Scalar
 from mainstay.model.plugin import CreateSession
 from mainstay.model.protocol import Prompt
 from mainstay.model.record import Framed, Noted, Slot, slots
@@ -205,8 +205,9 @@ class SessionHost(MonitorServices):
         call: str = "",
         where: str = "",
         turn: str | None = None,
+        opened: dict[str, Scalar] | None = None,
     ) -> None:
-        self._parts, self._id, self._agent, self._run = parts, session_id, agent, run
+        self._parts, self._id, self._agent, self._run, self._opened = parts, session_id, agent, run, opened
         self._call, self._where, self._turn = call, where, turn if run is None else run.turn_id
 
     @property
@@ -216,7 +217,9 @@ class SessionHost(MonitorServices):
     @functools.cached_property
     def scope(self) -> ServiceScope:
         """Who asks, and in which turn. Made when the first service is asked for: most hooks and calls ask for none."""
-        return ServiceScope(self._parts, self._id, self._agent, self._run, self._call, self._where, self._turn)
+        return ServiceScope(
+            self._parts, self._id, self._agent, self._run, self._call, self._where, self._turn, self._opened
+        )
 
     def for_call(self, call_id: str) -> SessionHost:
         return SessionHost(self._parts, self._id, self._agent, self._run, call_id)
