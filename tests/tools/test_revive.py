@@ -9,6 +9,7 @@ import enum
 import pathlib
 import timeit
 import uuid
+import zoneinfo
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, NamedTuple, NewType, TypedDict, TypeVar
 
@@ -169,6 +170,51 @@ def test_not_a_number_comes_back_too() -> None:
     assert back[1] == 1.0
 
 
+@dataclasses.dataclass(eq=False)
+class Unequal:
+    n: int
+
+
+@dataclasses.dataclass(eq=False)
+class Incomparable:
+    n: int
+
+    def __eq__(self, other: object) -> bool:
+        raise LookupError("not with that")
+
+    def __hash__(self) -> int:
+        return self.n
+
+
+BERLIN = zoneinfo.ZoneInfo("Europe/Berlin")
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "json"),
+    [
+        (Row, {"day": "2026-11-16", "amount": "1"}, {"day": "2026-11-16", "amount": "1"}),
+        (Report, {"id": str(uuid.UUID(int=1)), "rows": []}, {"id": str(uuid.UUID(int=1)), "rows": []}),
+        (list[int], (1, 2), [1, 2]),
+        (set[int], [2, 1], [2, 1]),
+        (dict[str, Any], {"a": decimal.Decimal("1.0"), "b": {1: DAY}}, {"a": "1.0", "b": {"1": "2026-11-16"}}),
+        (list[Unequal], [Unequal(1)], [{"n": 1}]),
+        (Incomparable, Incomparable(1), {"n": 1}),
+        (list[float], [float("nan")], ["NaN"]),
+        (float, 1, 1),
+        (decimal.Decimal, 5, 5),
+        (str, "\ud800", "\ufffd"),
+        (
+            datetime.datetime,
+            datetime.datetime(2026, 10, 25, 2, 30, tzinfo=BERLIN, fold=1),
+            "2026-10-25T02:30:00+01:00",
+        ),
+    ],
+    ids=str,
+)
+def test_a_value_of_which_nothing_is_lost_is_taken_though_it_is_not_equal(kind: Any, given: Any, json: Any) -> None:
+    assert value_codec(kind).store(given) == json
+
+
 def test_a_bool_is_an_int_where_an_int_is_declared() -> None:
     back = value_codec(int).from_json(value_codec(int).store(True))
 
@@ -203,6 +249,40 @@ def test_a_type_without_a_way_back_is_refused_by_its_name(kind: Any, named: str)
 
 
 @dataclasses.dataclass
+class Dated(Row):
+    """What a function may return that is annotated with `Row`."""
+
+    seen: bool = False
+
+
+class Urgent(Ticket):
+    level: int
+
+
+class Point3(Point, frozen=True):
+    z: float
+
+
+@dataclasses.dataclass
+class Growing:
+    """Makes something else of what it is given, each time."""
+
+    names: list[str]
+
+    def __post_init__(self) -> None:
+        self.names = [*self.names, "x"]
+
+
+class Shouting(pydantic.BaseModel):
+    text: str
+
+    @pydantic.field_validator("text")
+    @classmethod
+    def shout(cls, value: str) -> str:
+        return f"{value}!"
+
+
+@dataclasses.dataclass
 class Left:
     n: int
 
@@ -224,6 +304,17 @@ class Right:
         (Ticket, {"title": 5}, "$.title: Input should be a valid string"),
         (Left | Right, Right(1), "a Right would come back as Left(n=1)"),
         (str | datetime.date, DAY, "a date would come back as '2026-11-16'"),
+        (Row, Dated(DAY, decimal.Decimal(1), seen=True), "a Dated would come back as Row("),
+        (Row | None, Dated(DAY, decimal.Decimal(1)), "a Dated would come back as Row("),
+        (list[Row], [Row(DAY, decimal.Decimal(1)), Dated(DAY, decimal.Decimal(1))], "a Dated would come back as Row("),
+        (dict[str, Ticket], {"a": Urgent(title="a", due=AT, level=1)}, "a Urgent would come back as Ticket("),
+        (Page[Row], Page([Dated(DAY, decimal.Decimal(1))]), "a Page would come back as Page("),
+        (Point, Point3(1.0, 2.0, 3.0), "a Point3 would come back as Point("),
+        (Options, {"name": "a", "day": DAY, "more": 1}, "a dict would come back as {'name'"),
+        (Growing, Growing(["a"]), "a Growing would come back as Growing(names=['a', 'x', 'x'])"),
+        (list[Shouting], [Shouting(text="a")], "a Shouting would come back as Shouting(text='a!!')"),
+        (list[Left | Right], [Left(1), Right(1)], "a Right would come back as Left(n=1)"),
+        (dict[str, str | datetime.date], {"a": DAY}, "a date would come back as '2026-11-16'"),
     ],
     ids=str,
 )

@@ -13,6 +13,8 @@ attrs classes and Pydantic models, dates, Decimal, UUID, bytes and paths, and co
 from __future__ import annotations
 
 import functools
+import itertools
+from collections.abc import Iterable
 from typing import Any, Never, NoReturn, TypeVar, get_args
 
 import msgspec
@@ -28,7 +30,7 @@ JSON_TYPES = (dict, list, tuple, str, int, float, bool, type(None))
 class ValueCodec:
     """How values of one type are stored and brought back. `schema` is that of their JSON."""
 
-    __slots__ = ("_foreign", "_holder", "_scalar", "kind", "schema")
+    __slots__ = ("_foreign", "_holder", "_is_open", "_scalar", "kind", "schema")
 
     def __init__(self, kind: Any) -> None:
         """Raises InvalidDefinition, with the type named, when there is no way back from JSON."""
@@ -39,7 +41,7 @@ class ValueCodec:
             described = describe([plain])
         except Exception as error:  # a foreign type describes itself with code of its own
             raise InvalidDefinition(f"{shown(kind)} cannot be brought back from JSON ({error}): {ADVICE}") from error
-        self.kind, self._foreign = kind, described.foreign
+        self.kind, self._foreign, self._is_open = kind, described.foreign, _is_open(kind)
         self._scalar = kind if kind in (str, int, float, bool) else None  # its own JSON: most results are
         self.schema: Schema = tidy(described.schemas[0], described.defs)
         # In a field of a struct, whose decoder msgspec keeps: it would make that of a bare type anew for each value.
@@ -77,17 +79,56 @@ class ValueCodec:
             back = self.convert(plain)
             if to_json(back) != plain:
                 raise ValueError(f"expected {shown(self.kind)}, got {quoted(value)}") from None
-        if self._foreign and type(value) not in JSON_TYPES and back != value:
+        if not _equal(value, back) and (found := self._changed(value, back)) is not None:
+            was, becomes = found
             raise ValueError(
-                f"a {type(value).__name__} would come back as {quoted(back)}: give the types of a union different "
-                "fields, or tags"
+                f"a {type(was).__name__} would come back as {quoted(becomes)}: annotate the type that is returned, and "
+                "give the types of a union different fields, or tags"
             )
         return plain
+
+    def _changed(self, value: Any, back: Any) -> tuple[Any, Any] | None:
+        """The first member that comes back as something else, and what it comes back as.
+
+        Python's `==` is not asked alone: it finds NaN unequal, types without an `__eq__`, and JSON that was given in
+        the place of an object.
+        """
+        if _equal(value, back):
+            return None
+        if isinstance(value, list | tuple) and isinstance(back, list | tuple) and len(value) == len(back):
+            pairs: Iterable[tuple[Any, Any]] = zip(value, back, strict=True)
+        elif type(value) is dict and type(back) is dict and value.keys() == back.keys():
+            pairs = [(each, back[key]) for key, each in value.items()]
+        else:
+            is_json = type(value) in JSON_TYPES
+            look_alike = self._foreign and not is_json and not (self._is_open and type(back) in JSON_TYPES)
+            if not look_alike and _nothing_lost(to_json(value), to_json(back), exact=not is_json):
+                return None
+            return value, back
+        return next((found for one, other in pairs if (found := self._changed(one, other)) is not None), None)
 
     def _read(self, value: Any) -> Any:
         hook = decode_foreign if self._foreign else None
         found: Any = convert({"value": value}, self._holder, str_keys=True, dec_hook=hook)
         return found.value
+
+
+def _equal(value: Any, back: Any) -> bool:
+    try:
+        return bool(value == back)
+    except Exception:  # its own code compares: what its JSON says is looked at instead
+        return False
+
+
+def _nothing_lost(given: Any, back: Any, exact: bool) -> bool:
+    """Whether all of some JSON is in what came back of it. What is added there are defaults; `exact`: texts and numbers
+    are the same, too, rather than other ways to write what an annotation says."""
+    if isinstance(given, dict) and isinstance(back, dict):
+        return all(key in back and _nothing_lost(each, back[key], exact) for key, each in given.items())
+    if isinstance(given, list) and isinstance(back, list) and exact:
+        same = len(given) == len(back) and all(map(_nothing_lost, given, back, itertools.repeat(exact)))
+        return same or sorted(map(repr, given)) == sorted(map(repr, back))  # of a set, in another order
+    return not exact or bool(given == back)
 
 
 def to_json(value: Any) -> Any:
@@ -132,6 +173,11 @@ def shown(kind: Any) -> str:
     return (
         kind.__qualname__.rpartition("<locals>.")[2] if isinstance(kind, type) and not get_args(kind) else quoted(kind)
     )
+
+
+def _is_open(kind: Any) -> bool:
+    """Whether an annotation leaves a part of the value to be any JSON."""
+    return is_json(kind) or kind in (dict, list, tuple, set, frozenset) or any(map(_is_open, get_args(kind)))
 
 
 def _type_variable(kind: Any) -> Any:
