@@ -36,9 +36,8 @@ from mainstay.model.session import (
 )
 from mainstay.model.tool import ToolSpec
 from mainstay.plugins import calls
-from mainstay.plugins.calls import PhaseProbe, withheld
+from mainstay.plugins.calls import PhaseProbe, PluginProtocol, withheld
 from mainstay.plugins.hooks import CatalogContext, Plugin, PromptContext, SessionConfig, SessionContext, StreamContext
-from mainstay.plugins.protocol import PluginProtocol
 from mainstay.plugins.registry import Kept, PluginSession, fingerprint, overrides, restore_snapshot
 from mainstay.ports.services import TraceSink
 from mainstay.ports.store import BlobStore

@@ -32,7 +32,7 @@ from mainstay.engine.limits import Reserved, SpendLimits, TurnSpending
 from mainstay.engine.model_call import ModelCaller
 from mainstay.engine.rate_limits import RateLimits
 from mainstay.engine.runner import Activity, Mode, ScopeRunner, Supervisor
-from mainstay.engine.waiters import CurrentWork, current_metadata, set_origin
+from mainstay.engine.waiters import CurrentWork, Deadlocks, current_metadata, set_origin
 from mainstay.errors import (
     Fenced,
     NotPrepared,
@@ -73,7 +73,6 @@ from mainstay.sessions.cache import Archive, CachedSession, SessionCache
 from mainstay.sessions.definition import Definition, Models
 from mainstay.sessions.hold import HeldCommands, held
 from mainstay.sessions.outcomes import TurnOutcomes
-from mainstay.sessions.parked import ParkedTurns
 from mainstay.sessions.result import TurnResult
 from mainstay.sessions.setup import Setup, changed, equip, lean, probe_of
 from mainstay.sessions.usage import TURNS, turn_costs
@@ -113,6 +112,40 @@ class TurnPorts(Struct, frozen=True):
     woken: Callable[[tuple[ProcessRow, ...]], None]
     arm: Callable[[SessionRow, Sequence[PluginMonitor]], Awaitable[list[Issue]]]
     commands: HeldCommands
+
+
+class ParkedTurns:
+    """Turns that are parked until a process ends, so that they go on as soon as that has happened in this Runtime.
+
+    It is a hint: the row of the session and the store's own rules decide. The watch finds a turn whose process ended
+    elsewhere, and turns that other Runtimes have parked.
+
+    `waiting` are sessions by the processes that their turns wait for, `processes` the other way round. `_forget`
+    takes a turn's waits out of the check for circles. It lives on the event loop."""
+
+    def __init__(self, deadlocks: Deadlocks) -> None:
+        self._deadlocks = deadlocks
+        self.waiting: dict[str, set[str]] = {}
+        self.processes: dict[str, tuple[str, ...]] = {}
+        self._forget: dict[str, Callable[[], None]] = {}
+
+    def add(self, session_id: str, turn: int, processes: tuple[str, ...]) -> None:
+        """The turn of a session was parked."""
+        self.drop(session_id)
+        self.processes[session_id] = processes
+        for process_id in processes:
+            self.waiting.setdefault(process_id, set()).add(session_id)
+        self._forget[session_id] = self._deadlocks.park((session_id, turn), [(each, None) for each in processes])
+
+    def drop(self, session_id: str) -> None:
+        """Its turn goes on, here or elsewhere, or is over."""
+        for process_id in self.processes.pop(session_id, ()):
+            sessions = self.waiting[process_id]
+            sessions.discard(session_id)
+            if not sessions:
+                del self.waiting[process_id]
+        if (forget := self._forget.pop(session_id, None)) is not None:
+            forget()
 
 
 class Turns:

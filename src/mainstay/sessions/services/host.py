@@ -52,7 +52,7 @@ from mainstay.sessions.inbox import pick_agent, save_files
 from mainstay.sessions.outcomes import BegunTurn, Listener
 from mainstay.sessions.parts import ServiceScope, SessionParts
 from mainstay.sessions.services.completions import DirectCompletions, tokens_of
-from mainstay.sessions.services.monitors import MonitorServices
+from mainstay.sessions.services.tasks import MonitorServices
 from mainstay.sessions.setup import Setup, Tracer, checked_options, probe_of
 from mainstay.tools.answer import schema_codec
 from mainstay.tools.catalog import Catalog, Membership
