@@ -96,6 +96,21 @@ def call(  # noqa: C901  # one case for each behaviour
             return model(params)
         case "changes":
             send(method="notifications/tools/list_changed")
+        case "raw":
+            sys.stdout.write(f'{{"jsonrpc": "2.0", "id": {number}, "result": {does["raw"]}}}\n')
+            sys.stdout.flush()
+            return None
+        case "asks":
+            return text(" ".join(asked_now(does["asks"], does["asks_params"], does.get("asks_times", 1))))
+        case "half":
+            sys.stdout.write('{"jsonrpc": "2.0", "id"')
+            sys.stdout.flush()
+            ever()
+        case "noise":
+            while True:
+                sys.stdout.write("still thinking\n")
+                sys.stdout.flush()
+                time.sleep(0.02)
         case _:
             pass
     return text(str(args.get("text", "done")), **does.get("also", {}))
@@ -122,6 +137,26 @@ def model(params: dict[str, Any]) -> dict[str, Any]:
         requests = {"word": {"method": "sampling/createMessage", "params": asked}}
         return {"resultType": "input_required", "inputRequests": requests, "requestState": "s"}
     return text(f"the model said {answers['word']['content']['text']}")
+
+
+LATER: list[str] = []
+"""Requests that came while something else was waited for."""
+
+
+def asked_now(method: str, params: dict[str, Any], times: int) -> list[str]:
+    """What the client answers to these questions, in the way of the protocol before 2026."""
+    for number in range(times):
+        send(id=f"q{number}", method=method, params=params)
+    found: list[str] = []
+    while len(found) < times:
+        line = sys.stdin.readline()
+        message = json.loads(line)
+        if "method" in message:
+            LATER.append(line)
+            continue
+        answer = message.get("result") or {"action": "refused"}
+        found.append(str(answer.get("action") or answer["content"]["text"]))
+    return found
 
 
 def listed(does: dict[str, Any], params: dict[str, Any]) -> dict[str, Any]:
@@ -180,7 +215,7 @@ def main() -> None:
         import signal
 
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    for line in sys.stdin:
+    while line := LATER.pop(0) if LATER else sys.stdin.readline():
         answer(json.loads(line))
     if behaviour().get("stubborn"):
         ever()

@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import re
+import time
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from mainstay.tools.check import check, contract_fault
+from mainstay.tools.check import MOST_WORK, STEPS_OF_PATTERNS, check, contract_fault, matching_steps
 
 OBJECT = {
     "type": "object",
@@ -189,3 +193,70 @@ def test_a_schema_of_an_object_is_a_contract(schema: Any) -> None:
 )
 def test_what_arguments_cannot_be_held_to_is_no_contract(schema: Any, fault: str) -> None:
     assert fault in str(contract_fault(schema))
+
+
+# ---------------------------------------------------------------------- schemas of strangers
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "^(a+)+$",
+        "^(a|a)*$",
+        "(a*)*b",
+        "(?:a{0,30}){0,30}b",
+        ".*.*.*.*=",
+        "(?x)# [ \n(a+)+$",
+        "(?i)(a+)+$",
+    ],
+)
+def test_pattern_of_a_stranger_that_may_take_for_ever_is_not_judged(pattern: str) -> None:
+    text = "a" * 2000 + "!"
+
+    assert check({"type": "string", "pattern": pattern}, text, foreign=True) is None
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text"),
+    [
+        (r"^\d{4}-\d{2}-\d{2}$", "tomorrow"),
+        (r"^[a-z0-9_-]+$", "No!"),
+        (r"^(get|set)_[a-z]+$", "put_it"),
+        (r"^[^@\s]+@[^@\s]+$", "nobody"),
+        (r"^[]a-c]\(?$", "x"),
+    ],
+)
+def test_pattern_of_a_stranger_that_is_quick_is_judged(pattern: str, text: str) -> None:
+    assert check({"type": "string", "pattern": pattern}, text, foreign=True) == f"$: must match the pattern {pattern}"
+
+
+def test_as_much_is_checked_by_the_schema_of_a_stranger_as_time_allows() -> None:
+    schema = {"type": "array", "items": {"anyOf": [{"const": number} for number in range(500)]}}
+    value: list[Any] = [*[0] * 50, "no", *[0] * 100_000]
+
+    assert check(schema, value, foreign=True) is not None
+    assert check(schema, [*value[51:], "no"], foreign=True) is None
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["a", "b", ".", "[ab]", "a?", "(a|b)", "(a*)", "(?:a+)", "b*?", "(a{1,3}){2}", "a{20}"]),
+            st.sampled_from(["", "", "*", "+", "{3}", "{2,9}", "?"]),
+        ),
+        max_size=5,
+    ),
+    st.integers(0, 400),
+)
+def test_patterns_are_matched_in_no_more_steps_than_were_counted(parts: list[tuple[str, str]], length: int) -> None:
+    pattern = "".join([atom + times for atom, times in parts]) + "c"
+    text = "ab" * length
+    if matching_steps(pattern, len(text)) <= MOST_WORK * STEPS_OF_PATTERNS:
+        try:
+            compiled = re.compile(pattern)
+        except re.error:  # such as `a?+`, which is another thing
+            return
+        began = time.thread_time()
+        compiled.search(text)
+
+        assert time.thread_time() - began < 1

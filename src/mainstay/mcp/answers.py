@@ -12,6 +12,7 @@ from __future__ import annotations
 import base64
 import binascii
 import contextlib
+import re
 from collections.abc import Generator, Iterable, Mapping
 from typing import Any
 
@@ -26,14 +27,31 @@ from mainstay.errors import ToolError
 from mainstay.mcp.listing import visible
 from mainstay.mcp.server import McpServer
 from mainstay.model.codec import clean_text, error_text
-from mainstay.model.message import Audio, Document, Image, Message, Text
+from mainstay.model.message import Audio, Document, Image, Media, Message, Text
 from mainstay.model.tool import OutcomeUnknown
 from mainstay.tools.attempt import EndsAs
+from mainstay.tools.check import check
 
 UNSEEN = frozenset({CONNECTION_CLOSED, REQUEST_TIMEOUT})
 MADE_UP = frozenset({INTERNAL_ERROR, PARSE_ERROR})
 """Codes that the SDK answers with itself, where a request over HTTP had no usable answer."""
+UNREADABLE, REFUSED = -32098, -32099
+"""Codes of our transports: an answer that cannot be read, and a message that a status of HTTP refused."""
+SESSION_OVER = "Session terminated"
+"""What the SDK says of an answer that the server knows the session no more: it has not looked at the message."""
 LONGEST_TEXT = 4000
+MOST_FILES = 32
+"""Files of one result that a model is shown. More of them are refused by providers, in this turn and in all later."""
+
+_KIND = re.compile(r"[a-z0-9]+/[a-z0-9][a-z0-9.+_-]{0,80}", re.ASCII)
+_BEGINS: Mapping[str, tuple[bytes, ...]] = {
+    "image/png": (b"\x89PNG\r\n\x1a\n",),
+    "image/jpeg": (b"\xff\xd8\xff",),
+    "image/gif": (b"GIF87a", b"GIF89a"),
+    "image/webp": (b"RIFF",),
+    "application/pdf": (b"%PDF",),
+}
+"""How files begin. One that is none makes providers refuse the request, and every later one of its session."""
 
 
 def plain(model: BaseModel) -> dict[str, Any]:
@@ -51,12 +69,13 @@ def answered(server: McpServer) -> Generator[None, None, None]:
     except MCPError as error:
         if error.code in unseen:
             raise EndsAs(_unknown(server, error.message)) from None
+        if error.code == UNREADABLE:
+            raise _no_result(server, error.message) from None
+        if server.url and error.message == SESSION_OVER:
+            raise ToolError("its session at the server is over; nothing was done", code="mcp_unavailable") from None
         raise ToolError(_said(error.message), code="mcp_error", data={"code": error.code}) from None
-    except (ValidationError, RuntimeError) as error:  # the SDK refuses what fits neither the protocol nor the schema
-        raise ToolError(
-            f"the call was made, and MCP server {server.name} answered with what is no result: {_said(str(error))}",
-            code="mcp_invalid_answer",
-        ) from None
+    except (ValidationError, RuntimeError) as error:  # the SDK refuses what does not fit the protocol
+        raise _no_result(server, str(error)) from None
     except (anyio.ClosedResourceError, anyio.BrokenResourceError, httpx2.HTTPError, OSError) as error:
         raise EndsAs(_unknown(server, error_text(error))) from None
 
@@ -65,16 +84,30 @@ def _unknown(server: McpServer, why: str) -> OutcomeUnknown:
     return OutcomeUnknown(f"MCP server {server.name} was lost while the call ran ({_said(why)}); it may have been done")
 
 
+def _no_result(server: McpServer, why: str) -> ToolError:
+    told = f"the call was made, and MCP server {server.name} answered with what is no result: {_said(why)}"
+    return ToolError(told, code="mcp_invalid_answer")
+
+
 def _said(text: str) -> str:
     return visible(text)[:LONGEST_TEXT]
 
 
-def value_of(result: mcp_types.CallToolResult) -> Any:
-    """What a call returned. Raises ToolError where the server marked it as an error."""
+def value_of(server: McpServer, result: mcp_types.CallToolResult, schema: Mapping[str, Any] | None) -> Any:
+    """What a call returned, which fits `schema`. Raises ToolError where it does not, or is marked as an error."""
     parts = [part_of(plain(each)) for each in result.content]
     texts = [part for part in parts if isinstance(part, str)]
     if result.is_error:
         raise ToolError("\n".join(texts)[:LONGEST_TEXT] or "it failed without a word", code="mcp_tool_error")
+    # Not the SDK's own check: its patterns are the server's, and may take longer than anybody waits.
+    problem = None if schema is None else check(schema, result.structured_content, foreign=True)
+    if problem is not None:
+        raise _no_result(server, f"its structured content does not fit its schema: {problem}")
+    files = [part for part in parts if isinstance(part, Media)]
+    if len(files) > MOST_FILES:
+        left_out = {id(each) for each in files[MOST_FILES:]}
+        parts = [part for part in parts if id(part) not in left_out]
+        parts.append(f"({len(left_out):,} more files are left out)")
     if len(texts) < len(parts):
         return [*([] if result.structured_content is None else [result.structured_content]), *parts]
     if result.structured_content is not None:
@@ -87,10 +120,8 @@ def part_of(content: Mapping[str, Any]) -> Any:
     match content.get("type"):
         case "text":
             return clean_text(content["text"])
-        case "image":
-            return Image.from_bytes(_bytes(content["data"]), content["mimeType"])
-        case "audio":
-            return Audio.from_bytes(_bytes(content["data"]), content["mimeType"])
+        case "image" | "audio" as kind:
+            return _file(content["data"], content["mimeType"], of=kind)
         case "resource":
             return resource_of(content["resource"])
         case _:
@@ -101,16 +132,23 @@ def resource_of(resource: Mapping[str, Any]) -> Any:
     """What a resource holds: its text, or its bytes as a part."""
     if "text" in resource:
         return clean_text(resource["text"])
-    data, kind = _bytes(resource["blob"]), resource.get("mimeType") or "application/octet-stream"
-    media = Image if kind.startswith("image/") else Audio if kind.startswith("audio/") else Document
-    return media.from_bytes(data, kind, clean_text(resource["uri"])[:200])
+    kind = resource.get("mimeType") or "application/octet-stream"
+    return _file(resource["blob"], kind, visible(resource["uri"])[:200])
 
 
-def _bytes(text: str) -> bytes:
+def _file(text: str, said: str, name: str = "", of: str = "") -> Media:
+    """Bytes of a server as what it says they are. Raises ToolError where they are plainly not."""
+    kind = said.partition(";")[0].strip().lower()
+    if not _KIND.fullmatch(kind) or (of and not kind.startswith(f"{of}/")):
+        raise ToolError(f"the server sent bytes of the unknown type {said!r:.80}", code="mcp_invalid_answer")
     try:
-        return base64.b64decode(text, validate=True)
+        data = base64.b64decode(text, validate=True)
     except binascii.Error as error:
         raise ToolError(f"the server sent bytes that are no base64: {error}", code="mcp_invalid_answer") from None
+    if not data.startswith(_BEGINS.get(kind, b"")):
+        raise ToolError(f"the server sent bytes that are no {kind}", code="mcp_invalid_answer")
+    media = Image if kind.startswith("image/") else Audio if kind.startswith("audio/") else Document
+    return media.from_bytes(data, kind, name)
 
 
 def messages_of(prompt: Iterable[mcp_types.PromptMessage]) -> list[Message]:

@@ -30,7 +30,8 @@ from mainstay.processes.service import ProcessService, Start
 APPROVED = "approved"
 MCP = External("mcp server", events=(APPROVED,))
 LARGEST_EVENT = 256 * 1024
-LONGEST_DIFFERENCE = 2000
+LONGEST_DIFFERENCE = 20_000
+"""Characters that a person is asked to read. What has more is not cut: it would be approved unseen."""
 
 
 def process_id(server: str) -> str:
@@ -100,11 +101,12 @@ def added(listing: Listing, approved: Mapping[str, ListedTool]) -> dict[str, Lis
     return {name: tool for name, tool in listing.tools.items() if name not in approved}
 
 
-def difference(before: ListedTool, now: ListedTool) -> str:
-    """What has changed, for the person who is asked."""
-    lines = difflib.unified_diff(_lines(before), _lines(now), "approved", "now", lineterm="", n=1)
-    text = "\n".join(lines) or "only what no model is shown: its title, or the server's hints"
-    return text if len(text) <= LONGEST_DIFFERENCE else f"{text[:LONGEST_DIFFERENCE]}…"
+def difference(before: ListedTool | None, now: ListedTool) -> str:
+    """What has changed, or all of what is new, for the person who is asked."""
+    lines = difflib.unified_diff(
+        [] if before is None else _lines(before), _lines(now), "approved", "now", lineterm="", n=1
+    )
+    return "\n".join(lines) or "only what no model is shown: its title, or the server's hints"
 
 
 def _lines(tool: ListedTool) -> list[str]:

@@ -18,7 +18,7 @@ import asyncio
 import contextlib
 import functools
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from enum import Enum
 from typing import Any, Protocol
 
@@ -27,9 +27,19 @@ from mcp import Client, MCPError
 from mcp_types import UNSUPPORTED_PROTOCOL_VERSION
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
-from mainstay.errors import CommandsUnavailable, InvalidCommand, McpUnavailable
-from mainstay.mcp.answers import plain
-from mainstay.mcp.listing import LARGEST_LIST, MOST_PAGES, MOST_TOOLS, EndlessList, Listing, read_listing, visible
+from mainstay.errors import CommandsUnavailable, InvalidCommand, McpUnavailable, ToolError
+from mainstay.mcp.answers import MADE_UP, UNSEEN, plain
+from mainstay.mcp.listing import (
+    LARGEST_LIST,
+    MOST_PAGES,
+    MOST_TOOLS,
+    EndlessList,
+    HiddenSigns,
+    Listing,
+    read_listing,
+    shown,
+    visible,
+)
 from mainstay.mcp.server import Elicitation, McpServer
 from mainstay.mcp.transport import over_http, over_pipes
 from mainstay.model.codec import encode, error_text
@@ -47,8 +57,12 @@ COMPLAINT = 400
 """Characters of what a server wrote to stderr that are told as the reason for its end."""
 STEADY_SECONDS = 60.0
 """A connection that held for so long starts the pauses anew."""
-RELIST_SECONDS = 1.0
-"""The least time between two lists: a server may say as often as it likes that they have changed."""
+RELIST_SECONDS, SHARE_OF_LISTS = 1.0, 20
+"""The least time between two lists, and the share of the time that reading them may take: a server may say as often as
+it likes that they have changed."""
+LARGEST_QUESTION = 64 * 1024
+MOST_QUESTIONS = 32
+"""How many questions a server may ask for each thing that it is asked for."""
 
 
 class State(Enum):
@@ -71,6 +85,10 @@ class ConnectionPorts(Protocol):
     @property
     def commands(self) -> BoundCommands: ...
 
+    async def prepare(self, server: McpServer) -> None:
+        """What must be done before the server is started; it may fail like the start itself."""
+        ...
+
 
 Asked = Callable[[mcp_types.CreateMessageRequestParams], Awaitable[str]]
 """Answers a server's question to a model, for the call that is under way."""
@@ -84,8 +102,9 @@ class Connection:
     """One server. `changed` is called when what it offers has. `state` and `reason` say how it stands.
 
     `pid` is that of a server which was started, while it runs.
-    `asked` are the calls under way that may put a question to a model, by their ids. `_first` is set when the first
-    start was decided, whichever way.
+    `asked` are the calls under way that may put a question to a model, by their ids; `_questions` counts what the
+    server has asked since it was last asked for anything. `_first` is set when the first start was decided, whichever
+    way.
     """
 
     def __init__(
@@ -98,7 +117,7 @@ class Connection:
         self._client: Client | None = None
         self._lost: asyncio.Future[str] | None = None
         self._first, self._ready, self._stop, self._relist = (asyncio.Event() for _ in range(4))
-        self._heard, self._complaint = 0.0, ""
+        self._heard, self._complaint, self._questions = 0.0, "", 0
 
     # ------------------------------------------------------------------ for callers
 
@@ -113,7 +132,9 @@ class Connection:
                 async with asyncio.timeout(self.server.start_timeout):
                     await self._settled()
         if self._client is None or self.state is not State.READY:
-            raise McpUnavailable(self.server.name, self.reason or self.state.value)
+            ended = "its connection has just ended" if self.state is State.READY else self.state.value
+            raise McpUnavailable(self.server.name, self.reason or ended)
+        self._questions = 0
         return self._client
 
     async def _settled(self) -> None:
@@ -179,16 +200,13 @@ class Connection:
         self.starts += 1
         self._complaint = ""
         async with contextlib.AsyncExitStack() as opened:
-            starting = opened.enter_async_context(self._connected())
+            starting = self._start(opened)
             stopping = asyncio.ensure_future(self._stop.wait())
             try:
                 client = await self._within(starting, stopping, server.start_timeout)
                 if client is None:
                     return
-                self._client, self.version = client, client.protocol_version
-                self._relist.clear()
-                async with asyncio.timeout(server.start_timeout):
-                    await self._list(client)
+                self._client = client
                 self.heard()
                 self._become(State.READY)
                 await self._watch(client, stopping)
@@ -196,8 +214,17 @@ class Connection:
                 self._client = None
                 await _cancelled(stopping)
 
+    async def _start(self, opened: contextlib.AsyncExitStack) -> Client:
+        """Start the server, agree on a version with it and ask what it offers."""
+        await self._ports.prepare(self.server)
+        client = await opened.enter_async_context(self._connected())
+        self.version = client.protocol_version
+        self._relist.clear()
+        await self._list(client)
+        return client
+
     async def _within(
-        self, starting: Awaitable[Client], stopping: asyncio.Future[Any], seconds: float
+        self, starting: Coroutine[Any, Any, Client], stopping: asyncio.Future[Any], seconds: float
     ) -> Client | None:
         """Wait for a start in this task. None if it was stopped meanwhile."""
         task = asyncio.current_task()
@@ -222,7 +249,7 @@ class Connection:
     async def _connected(self) -> AsyncGenerator[Client, None]:
         server = self.server
         async with contextlib.AsyncExitStack() as opened:
-            transport: Any = over_http(server)
+            transport: Any = over_http(server, self._lose)
             if server.command is not None:
                 command = await self._ports.commands.start(f"MCP server {server.name}", server.command, {})
                 opened.push_async_exit(functools.partial(self._end, command))
@@ -279,7 +306,7 @@ class Connection:
                 raise EndlessList(f"its list of tools has more than {MOST_PAGES} pages")
         self.listing = read_listing(self.server, described)
         for name, why in self.listing.refused.items():
-            log.warning("MCP server %s: tool %.80r is left out: %s", self.server.name, name, why)
+            log.warning("MCP server %s: tool %.80r is left out: %.200r", self.server.name, name, why)
         await self._changed(self)
 
     async def _watch(self, client: Client, stopping: asyncio.Future[Any]) -> None:
@@ -287,7 +314,7 @@ class Connection:
         assert self._lost is not None
         told = asyncio.ensure_future(self._listen(client))
         relist = asyncio.ensure_future(self._relist.wait())
-        misses = 0
+        misses, listing = 0, 0.0
         try:
             while True:
                 pause = asyncio.ensure_future(self._ports.clock.sleep(PROBE_EVERY))
@@ -300,10 +327,12 @@ class Connection:
                 if self._lost.done():
                     raise Gone(self._lost.result())
                 if relist.done():
-                    await self._sleep(RELIST_SECONDS)
+                    await self._sleep(max(RELIST_SECONDS, listing * SHARE_OF_LISTS))
                     self._relist.clear()
+                    began = self._ports.clock.monotonic()
                     async with asyncio.timeout(self.server.start_timeout):
                         await self._list(client)
+                    listing = self._ports.clock.monotonic() - began
                     relist = asyncio.ensure_future(self._relist.wait())
                 elif self._ports.clock.monotonic() - self._heard >= PROBE_EVERY:
                     misses = 0 if await self._answers(client) else misses + 1
@@ -329,7 +358,7 @@ class Connection:
             else:
                 await client.session.send_request(mcp_types.PingRequest(), mcp_types.EmptyResult)
         except MCPError as error:
-            if error.code == mcp_types.CONNECTION_CLOSED:
+            if error.code in (MADE_UP | UNSEEN if self.server.url else UNSEEN):
                 return False
         self.heard()
         return True
@@ -347,6 +376,8 @@ class Connection:
             log.debug("MCP server %s does not tell of changes: %s", self.server.name, error_text(error))
 
     async def _notified(self, message: object) -> None:
+        if isinstance(message, Exception):
+            return  # what is no message may come from a server that answers nothing any more
         self.heard()
         if isinstance(message, mcp_types.ToolListChangedNotification):
             self._relist.set()
@@ -355,15 +386,28 @@ class Connection:
 
     async def _elicited(self, context: object, params: Any) -> mcp_types.ElicitResult | mcp_types.ErrorData:
         """A question that must be answered while the call waits for it: servers before 2026 ask like this."""
-        return await answer_elicitation(self.server, params, next(iter(self.asked), ""))
+        if refused := self._one_too_many():
+            return refused
+        calls = list(self.asked)
+        return await answer_elicitation(self.server, params, calls[0] if len(calls) == 1 else "")
 
     async def _sampled(self, context: object, params: mcp_types.CreateMessageRequestParams) -> Any:
+        if refused := self._one_too_many():
+            return refused
         answers = list(self.asked.values())
         if len(answers) != 1:  # the tools of a server that may sample are called one at a time
             return mcp_types.ErrorData(
                 code=mcp_types.INVALID_REQUEST, message="no call is under way that this belongs to"
             )
         return await sampled(answers[0], params)
+
+    def _one_too_many(self) -> mcp_types.ErrorData | None:
+        """Count a question; how it is refused when the server has asked too many."""
+        self._questions += 1
+        if self._questions <= MOST_QUESTIONS:
+            return None
+        message = f"more than {MOST_QUESTIONS} questions since it was asked for something"
+        return mcp_types.ErrorData(code=mcp_types.INVALID_REQUEST, message=message)
 
 
 class UnsupportedVersion(Exception):
@@ -377,19 +421,34 @@ async def answer_elicitation(
     if server.elicit is None:
         return mcp_types.ElicitResult(action="decline")
     try:
-        answer = await server.elicit(elicitation_of(server, params, call_id))
+        asked = elicitation_of(server, params, call_id)
+    except ToolError as error:
+        return mcp_types.ErrorData(code=mcp_types.INVALID_PARAMS, message=error.message)
+    try:
+        answer = await server.elicit(asked)
+        fields = None if answer is None else dict(answer)
     except Exception as error:  # the host's code may raise anything; the server is told no more than that
         log.warning("elicit= of MCP server %s raised %s", server.name, type(error).__name__, exc_info=error)
         return mcp_types.ElicitResult(action="cancel")
-    if answer is None:
+    if fields is None:
         return mcp_types.ElicitResult(action="decline")
-    return mcp_types.ElicitResult(action="accept", content=dict(answer) or None)
+    return mcp_types.ElicitResult(action="accept", content=fields or None)
 
 
 def elicitation_of(server: McpServer, params: Any, call_id: str) -> Elicitation:
+    """A question as a person is shown it. Raises ToolError for one that nobody could read, or should follow."""
     url = getattr(params, "url", "")
     schema = getattr(params, "requested_schema", None)
-    return Elicitation(server.name, visible(params.message), schema, url, call_id)
+    message = visible(params.message)
+    size = len(message) + len(url) + len(encode(schema))
+    if size > LARGEST_QUESTION:
+        raise ToolError(f"its question has {size:,} characters, {LARGEST_QUESTION:,} are the most", code="mcp_refused")
+    if url and (not url.startswith(("https://", "http://")) or not (url.isascii() and url.isprintable())):
+        raise ToolError(f"it wants an address to be opened that is none of the web: {url!r:.200}", code="mcp_refused")
+    try:
+        return Elicitation(server.name, message, None if schema is None else shown(schema), url, call_id)
+    except HiddenSigns:
+        raise ToolError("its question has signs that nobody sees", code="mcp_refused") from None
 
 
 async def sampled(ask: Asked, params: mcp_types.CreateMessageRequestParams) -> Any:

@@ -6,7 +6,7 @@ A name is `mcp__server__tool`. One that is too long, or has signs which provider
 with a hash of the whole: two tools of a server never share a name unless it forges one, and then the second is refused.
 
 Of what a server says, a model is shown the description and the schemas, marked as the server's, without signs that
-nobody sees.
+nobody sees. A tool that cannot be called without such signs is refused.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ LARGEST_LIST = 4 * 1024 * 1024
 LONGEST_DESCRIPTION = 8 * 1024
 
 _OTHER = re.compile(r"[^a-zA-Z0-9_-]")
+_EXPLAINS = frozenset({"title", "description", "$comment", "default", "example", "examples"})
 _INVISIBLE = frozenset({"Cc", "Cf", "Co", "Cs", "Cn"})
 
 
@@ -86,12 +87,37 @@ def listed(described: Mapping[str, Any]) -> ListedTool | str:
         return "its arguments are described by no object"
     if _depth(described) > MAX_DEPTH // 2:
         return "its schema is too deep"
+    try:
+        schema, output = shown(schema), None if not isinstance(output, dict) else shown(output)
+    except HiddenSigns as found:
+        return f"its schema has signs that nobody sees, in {found.args[0]!r:.80}"
     text = described.get("description") or described.get("title") or ""
-    shown = ("name", "title", "description", "inputSchema", "outputSchema", "annotations")
-    kept = {name: described[name] for name in shown if described.get(name) is not None}
+    compared = ("name", "title", "description", "inputSchema", "outputSchema", "annotations")
+    kept = {name: described[name] for name in compared if described.get(name) is not None}
     digest = hashlib.sha256(msgspec.json.encode(kept, order="sorted")).hexdigest()
-    output = output if isinstance(output, dict) else None
     return ListedTool(described["name"], visible(str(text))[:LONGEST_DESCRIPTION], schema, output, digest)
+
+
+class HiddenSigns(Exception):
+    """A name or a value that counts has signs that nobody sees."""
+
+
+def shown(schema: Any, words: bool = False) -> Any:
+    """A schema without signs that nobody sees, in what only explains it (`words`). Raises HiddenSigns where the others
+    are: a call would have to have them too."""
+    if isinstance(schema, dict):
+        return {
+            shown(name, words): shown(value, words or (name in _EXPLAINS and not isinstance(value, dict)))
+            for name, value in schema.items()
+        }
+    if isinstance(schema, list):
+        return [shown(each, words) for each in schema]
+    if not isinstance(schema, str):
+        return schema
+    seen = visible(schema)
+    if not words and seen != clean_text(schema).replace("\r", ""):
+        raise HiddenSigns(schema)
+    return seen if words else schema
 
 
 def _depth(value: Any) -> int:

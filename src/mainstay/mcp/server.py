@@ -10,7 +10,6 @@ import os
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import Any, TypeAlias, TypeVar, cast, get_args
 
 import msgspec
@@ -250,7 +249,8 @@ def read_mcp_json(path: str | os.PathLike[str], **options: Any) -> list[McpServe
     """
     where = os.fspath(path)
     try:
-        data = Path(where).read_bytes()[: LARGEST_FILE + 1]
+        with open(where, "rb") as file:
+            data = file.read(LARGEST_FILE + 1)
     except OSError as error:
         raise InvalidDefinition(f"{where} cannot be read: {error.strerror}") from None
     if len(data) > LARGEST_FILE:

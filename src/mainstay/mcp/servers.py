@@ -13,18 +13,27 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import mcp_types
+from mcp import Client
 from msgspec import Struct
 from msgspec.structs import replace
+from pydantic import TypeAdapter
 
 from mainstay.errors import InvalidInput, McpUnavailable, ToolError, UnknownTool, quoted
 from mainstay.mcp import approved as approvals
 from mainstay.mcp.answers import answered, messages_of, part_of, plain, resource_of, value_of
 from mainstay.mcp.approved import Approved
-from mainstay.mcp.connection import Connection, State, answer_elicitation, elicitation_of, sampled
+from mainstay.mcp.connection import (
+    MOST_QUESTIONS,
+    Connection,
+    State,
+    answer_elicitation,
+    elicitation_of,
+    sampled,
+)
 from mainstay.mcp.listing import ListedTool, exposed_name, spec_of, tool_id, visible, without_taken
 from mainstay.mcp.server import McpServer, Sampling, checked
 from mainstay.model import validate
@@ -47,6 +56,11 @@ IDEMPOTENCY_KEY = "mainstay/idempotency-key"
 LIST, READ = "list_resources", "read_resource"
 MOST_LISTED = 200
 """Resources that a model is shown of a server."""
+LARGEST_STATE = 1024 * 1024
+"""Characters of a server's own state that are kept for it while a person thinks."""
+RESULT: TypeAdapter[mcp_types.CallToolResult | mcp_types.InputRequiredResult] = TypeAdapter(
+    mcp_types.CallToolResult | mcp_types.InputRequiredResult
+)
 
 
 class McpStatus(Struct, frozen=True):
@@ -152,18 +166,21 @@ class McpServers:
     def _begin(self, server: McpServer) -> Attached:
         found = Attached(Connection(server, self, self._listed), Approved(server.name, self._processes()))
         self.attached[server.name] = found
-        found.task = asyncio.create_task(self._run(found), name=f"MCP server {server.name}")
+        self.revision += 1
+        found.task = asyncio.create_task(found.connection.run(), name=f"MCP server {server.name}")
         return found
 
-    async def _run(self, each: Attached) -> None:
-        if each.server.pin:
+    async def prepare(self, server: McpServer) -> None:
+        """Before a server is started: offer what is approved of it, and end what a Runtime left behind that is dead."""
+        each = self.attached[server.name]
+        if server.pin and not each.offered:
             await each.approved.read()
-            self.offer(each, {n: tool for n, tool in each.approved.tools.items() if each.server.offers(n)})
-        if each.server.command is not None:
-            if self._swept is None:
-                self._swept = asyncio.ensure_future(self.commands.end_leftovers())
-            await asyncio.shield(self._swept)
-        await each.connection.run()
+            self.offer(each, {n: tool for n, tool in each.approved.tools.items() if server.offers(n)})
+        if server.command is not None:
+            swept = self._swept
+            if swept is None or (swept.done() and (swept.cancelled() or swept.exception() is not None)):
+                self._swept = swept = asyncio.ensure_future(self.commands.end_leftovers())
+            await asyncio.shield(swept)
 
     async def _listed(self, connection: Connection) -> None:
         """A server has listed its tools: offer what may be offered of them."""
@@ -176,14 +193,14 @@ class McpServers:
         self.offer(each, approvals.offered(connection.listing, each.approved.tools))
         for what, found in self._unapproved(each).items():
             if found:
-                log.warning(
-                    "MCP server %s: %s since it was approved: %s", connection.server.name, what, ", ".join(found)
-                )
+                names = ", ".join([f"{name!r:.80}" for name in found][:20])
+                log.warning("MCP server %s: %s since it was approved: %s", connection.server.name, what, names)
         return None
 
     def offer(self, each: Attached, tools: dict[str, ListedTool]) -> None:
-        each.offered = tools
-        self.revision += 1
+        if tools != each.offered:
+            each.offered = tools
+            self.revision += 1
 
     @staticmethod
     def _unapproved(each: Attached) -> dict[str, dict[str, ListedTool]]:
@@ -215,14 +232,11 @@ class McpServers:
         validate.seconds(timeout)
         try:
             async with asyncio.timeout(timeout):
-                await self.gather()
+                for each in list(self.attached.values()):
+                    await each.connection.wait_first()
         except TimeoutError:
             return False
         return all(each.connection.state is State.READY for each in self.attached.values())
-
-    async def gather(self) -> None:
-        for each in list(self.attached.values()):
-            await each.connection.wait_first()
 
     def status(self) -> list[McpStatus]:
         """How each server stands."""
@@ -237,6 +251,14 @@ class McpServers:
                 )
             )  # fmt: skip
         return found
+
+    async def changes(self, name: str) -> dict[str, str]:
+        """What `approve` would approve of a server: how the description of each tool has changed, or all of it where
+        the tool is new."""
+        each = self._find(name)
+        await each.approved.read()
+        open_ = {**self._unapproved(each)["changed"], **self._unapproved(each)["added"]}
+        return {tool: approvals.difference(each.approved.tools.get(tool), now) for tool, now in open_.items()}
 
     async def approve(self, name: str, *tools: str, by: str = "host") -> list[str]:
         """Approve tools of a server as it describes them now, or all of them; the names of those that were not."""
@@ -256,32 +278,27 @@ class McpServers:
     async def resources(self, name: str) -> list[dict[str, Any]]:
         """The resources of a server, as it describes them: the first few hundred."""
         each = self._find(name)
-        client = await each.connection.client()
-        with _refused(each.server):
+        async with _asked(each) as client:
             return [plain(one) for one in (await client.list_resources()).resources][:MOST_LISTED]
 
     async def read_resource(self, name: str, uri: str) -> list[Any]:
         """What a resource holds: texts, and what are bytes as parts."""
         each = self._find(name)
-        client = await each.connection.client()
-        with _refused(each.server):
+        async with _asked(each) as client:
             result = await client.session.read_resource(uri)
-        return [resource_of(plain(one)) for one in result.contents]
+            return [resource_of(plain(one)) for one in result.contents]
 
     async def prompts(self, name: str) -> list[dict[str, Any]]:
         """The prompts of a server, as it describes them."""
         each = self._find(name)
-        client = await each.connection.client()
-        with _refused(each.server):
+        async with _asked(each) as client:
             return [plain(one) for one in (await client.list_prompts()).prompts][:MOST_LISTED]
 
     async def prompt(self, name: str, prompt: str, args: Mapping[str, str] | None = None) -> list[Message]:
         """The messages of a prompt: `session.run(messages[0].parts)`."""
         each = self._find(name)
-        client = await each.connection.client()
-        with _refused(each.server):
-            result = await client.session.get_prompt(prompt, dict(args or {}))
-        return messages_of(result.messages)
+        async with _asked(each) as client:
+            return messages_of((await client.session.get_prompt(prompt, dict(args or {}))).messages)
 
     def _find(self, name: str) -> Attached:
         if name not in self.attached:
@@ -295,12 +312,17 @@ class McpServers:
         return AgentTools(self, agent, frozenset(taken))
 
 
-@contextlib.contextmanager
-def _refused(server: McpServer) -> Generator[None, None, None]:
-    """What goes wrong with a question of the host, as it is raised at the host."""
+@contextlib.asynccontextmanager
+async def _asked(each: Attached) -> AsyncGenerator[Client, None]:
+    """The client for a question of the host, which has the time of a call. What goes wrong is raised as at the host."""
+    server = each.server
+    client = await each.connection.client()
     try:
-        with answered(server):
-            yield
+        async with asyncio.timeout(server.timeout):
+            with answered(server):
+                yield client
+    except TimeoutError:
+        raise McpUnavailable(server.name, f"it did not answer within {server.timeout:g} s") from None
     except ToolError as error:
         raise McpUnavailable(server.name, error.message) from None
     except EndsAs as lost:
@@ -320,18 +342,26 @@ class AgentTools:
         self._found: dict[str, tuple[Attached, str]] = {}
 
     async def gather(self) -> None:
-        await self._servers.gather()
+        for each in self._seen():
+            await each.connection.wait_first()
+
+    def _seen(self) -> list[Attached]:
+        """The servers that this agent sees: it waits for no others."""
+        attached = self._servers.attached.values()
+        return [each for each in attached if each.server.agents is None or self._agent in each.server.agents]
 
     def specs(self) -> Sequence[ToolSpec]:
-        servers = self._servers
-        if self._revision != servers.revision:
-            self._revision, specs, self._found = servers.revision, [], {}
-            for each in servers.attached.values():
-                if each.server.agents is None or self._agent in each.server.agents:
-                    specs += each.specs()
-                    self._found |= {tool_id(each.server.name, name): (each, name) for name in each.offered}
-                    self._found |= {f"mcp-resources:{each.server.name}:{w}": (each, f"#{w}") for w in (LIST, READ)}
+        if self._revision != self._servers.revision:
+            self._revision, specs, self._found = self._servers.revision, [], {}
+            for each in self._seen():
+                specs += each.specs()
+                self._found |= {tool_id(each.server.name, name): (each, name) for name in each.offered}
+                self._found |= {f"mcp-resources:{each.server.name}:{w}": (each, f"#{w}") for w in (LIST, READ)}
             self._specs = without_taken(specs, self._taken)
+            if len(self._specs) < len(specs):
+                hidden = sorted({spec.name for spec in specs} - {spec.name for spec in self._specs})
+                log.warning("agent %s has tools of its own called %s: those of servers are not offered",
+                            self._agent, ", ".join(hidden))  # fmt: skip
         return self._specs
 
     def _find(self, call: PreparedCall) -> tuple[Attached, str]:
@@ -350,6 +380,12 @@ class AgentTools:
         if before.print == now.print:
             return call
         said = approvals.difference(before, now)
+        if len(said) > approvals.LONGEST_DIFFERENCE:
+            raise ToolError(
+                f"MCP server {each.server.name} describes this tool otherwise than when it was approved, with "
+                f"{len(said):,} characters of changes: its host reads and approves them (`runtime.mcp.changes`)",
+                code="approval_needed",
+            )
         why = f"MCP server {each.server.name} describes this tool otherwise than when it was approved:\n{said}"
         return replace(call, payload={"print": now.print}, ask=why, approves=now.print)
 
@@ -382,7 +418,8 @@ async def _read(each: Attached, name: str, args: Mapping[str, Any]) -> Any:
     with answered(each.server):
         if name == f"#{LIST}":
             listed = (await client.list_resources()).resources[:MOST_LISTED]
-            return [{"uri": one.uri, "name": visible(one.name), "type": one.mime_type} for one in listed]
+            seen = [one for one in listed if one.uri == visible(one.uri)]
+            return [{"uri": one.uri, "name": visible(one.name), "type": one.mime_type} for one in seen]
         result = await client.session.read_resource(args["uri"])
     parts = [resource_of(plain(one)) for one in result.contents]
     return parts[0] if len(parts) == 1 else parts
@@ -393,26 +430,30 @@ class ToolCall:
 
     def __init__(self, each: Attached, name: str, call: PreparedCall, ctx: Any) -> None:
         self._each, self._server, self._name, self._call, self._ctx = each, each.server, name, call, ctx
+        self._questions = 0
 
-    async def send(self, client: Any, payload: Mapping[str, Any]) -> Any:
+    async def send(self, client: Client, payload: Mapping[str, Any]) -> Any:
         connection, ctx, call = self._each.connection, self._ctx, self._call
         responses, state = _revived(payload)
         connection.asked[ctx.call_id] = self._sample
         try:
             for _ in range(MOST_ROUNDS):
-                with answered(self._server):
-                    result = await client.session.call_tool(
-                        self._name,
-                        call.args,
-                        progress_callback=self._progress,
-                        input_responses=responses,
-                        request_state=state,
-                        meta={IDEMPOTENCY_KEY: ctx.idempotency_key},
-                        allow_input_required=True,
+                meta: Any = {IDEMPOTENCY_KEY: ctx.idempotency_key}
+                params = mcp_types.CallToolRequestParams(
+                    name=self._name,
+                    arguments=dict(call.args),
+                    input_responses=responses,
+                    request_state=state,
+                    _meta=meta,
+                )
+                with answered(self._server):  # not `call_tool`, which checks the result by patterns of the server
+                    result = await client.session.send_request(
+                        mcp_types.CallToolRequest(params=params), RESULT, progress_callback=self._progress
                     )
                 connection.heard()
                 if isinstance(result, mcp_types.CallToolResult):
-                    return value_of(result)
+                    tool = self._each.connection.listing.tools.get(self._name)
+                    return value_of(self._server, result, None if tool is None else tool.output_schema)
                 if not result.input_requests:
                     await asyncio.sleep(STATE_ONLY_SECONDS)
                 responses = await self._answers(result)
@@ -427,8 +468,13 @@ class ToolCall:
 
     async def _answers(self, result: mcp_types.InputRequiredResult) -> dict[str, Any] | None:
         """What the server asks for. Leaves the call on a durable wait where only a person can say it."""
+        if len(result.request_state or "") > LARGEST_STATE:
+            raise ToolError(f"its state has more than {LARGEST_STATE:,} characters", code="mcp_invalid_answer")
         if not result.input_requests:
             return None
+        self._questions += len(result.input_requests)
+        if self._questions > MOST_QUESTIONS:
+            raise ToolError(f"it asked for more than {MOST_QUESTIONS} things", code="mcp_too_many_questions")
         found, asks, reasons = dict[str, Any](), dict[str, Any](), list[str]()
         for key, request in result.input_requests.items():
             match request:

@@ -6,6 +6,7 @@ foreign as the value: whatever is in it, a check ends, and soon.
 
 from __future__ import annotations
 
+import math
 import operator
 import re
 from collections.abc import Callable
@@ -18,6 +19,11 @@ from mainstay.model.codec import clean, error_text
 Schema: TypeAlias = dict[str, Any]
 
 MAX_CHECK_DEPTH = 200
+MOST_WORK = 50_000
+"""Parts of a value that are looked at by a schema of a stranger."""
+STEPS_OF_PATTERNS = 200
+"""Steps of a regular expression that cost as much as a part."""
+LONGEST_PATTERN = 1000
 _DATA = ("default", "const", "enum", "examples")
 _EXPECTED = {
     "string": "a string",
@@ -65,12 +71,13 @@ def _lost_ref(node: Any, checker: _Checker) -> str | None:
     return next((lost for one in inside if (lost := _lost_ref(one, checker)) is not None), None)
 
 
-def check(schema: Any, value: Any, root: Any = None) -> str | None:
+def check(schema: Any, value: Any, root: Any = None, *, foreign: bool = False) -> str | None:
     """What is wrong with `value`, with its path, or None. Keywords that are not known are ignored.
 
-    `root` is the schema that references are looked up in, where `schema` is a part of it.
+    `root` is the schema that references are looked up in, where `schema` is a part of it. The schema of a stranger
+    (`foreign`) is checked as far as `MOST_WORK` goes: it holds the event loop, and what is left is not judged.
     """
-    return _Checker(schema if root is None else root).check(schema, value, "$", 0)
+    return _Checker(schema if root is None else root, MOST_WORK if foreign else None).check(schema, value, "$", 0)
 
 
 def resolved(root: Any, ref: str) -> Any:
@@ -81,26 +88,56 @@ def resolved(root: Any, ref: str) -> Any:
 class _Checker:
     """One check. Refs are remembered by place, so that schemas which refer to themselves end and never explode."""
 
-    __slots__ = ("_met", "_root")
+    __slots__ = ("_left", "_met", "_root")
 
-    def __init__(self, root: Any) -> None:
+    def __init__(self, root: Any, work: int | None = None) -> None:
         self._root = root
+        self._left = work  # None has no end
         self._met: dict[tuple[str, str], str | None] = {}
 
     def check(self, schema: Any, value: Any, path: str, depth: int) -> str | None:
         if schema is False:
             return f"{path}: nothing is allowed here"
-        if not isinstance(schema, dict):
+        if not isinstance(schema, dict) or not self._affords(1):
             return None
         if depth > MAX_CHECK_DEPTH:
             return f"{path}: nested too deeply to be checked"
-        for rule in (_check_type, _check_value, _check_number, _check_string):
+        for rule in (_check_type, _check_value, _check_number, self._string):
             if fault := rule(schema, value):
                 return f"{path}: {fault}"
         for look in (self._ref, self._forms, self._object, self._array):
             if fault := look(schema, value, path, depth + 1):
                 return fault
         return None
+
+    def _affords(self, work: float) -> bool:
+        """Whether so much more may be done; it is counted."""
+        if self._left is None:
+            return True
+        if work > self._left:
+            return False
+        self._left -= int(work)
+        return True
+
+    def _matches(self, pattern: str, text: str) -> bool:
+        """Whether a pattern is found in a text; true where it is not judged."""
+        if self._left is not None and (
+            len(pattern) > LONGEST_PATTERN
+            or not self._affords(1 + matching_steps(pattern, len(text)) / STEPS_OF_PATTERNS)
+        ):
+            return True
+        try:
+            return re.search(pattern, text) is not None
+        except (re.error, OverflowError, RecursionError):  # another dialect: what we cannot read we do not judge
+            return True
+
+    def _string(self, schema: Schema, value: Any) -> str | None:
+        if not isinstance(value, str):
+            return None
+        pattern = schema.get("pattern")
+        if isinstance(pattern, str) and not self._matches(pattern, value):
+            return f"must match the pattern {pattern}"
+        return _check_length(schema, len(value), "Length", "characters")
 
     def _ref(self, schema: Schema, value: Any, path: str, depth: int) -> str | None:
         ref = schema.get("$ref")
@@ -149,7 +186,7 @@ class _Checker:
         properties, patterns = _dict(schema, "properties"), _dict(schema, "patternProperties")
         for name, item in value.items():
             rules = [properties[name]] if name in properties else []
-            rules += [rule for pattern, rule in patterns.items() if _matches(pattern, name)]
+            rules += [rule for pattern, rule in patterns.items() if self._matches(pattern, name)]
             if not rules and schema.get("additionalProperties") is False:
                 return f"{_child(path, name)}: is not known; known: {', '.join(properties) or 'none'}"
             for rule in rules or [schema.get("additionalProperties")]:
@@ -228,15 +265,6 @@ def _check_number(schema: Schema, value: Any) -> str | None:
     return None
 
 
-def _check_string(schema: Schema, value: Any) -> str | None:
-    if not isinstance(value, str):
-        return None
-    pattern = schema.get("pattern")
-    if isinstance(pattern, str) and not _matches(pattern, value):
-        return f"must match the pattern {pattern}"
-    return _check_length(schema, len(value), "Length", "characters")
-
-
 def _check_length(schema: Schema, length: int, suffix: str, words: str) -> str | None:
     least, most = schema.get(f"min{suffix}"), schema.get(f"max{suffix}")
     if _is_type("number", least) and length < cast("float", least):
@@ -246,11 +274,79 @@ def _check_length(schema: Schema, length: int, suffix: str, words: str) -> str |
     return None
 
 
-def _matches(pattern: str, text: str) -> bool:
-    try:
-        return re.search(pattern, text) is not None
-    except re.error:  # another dialect of patterns: what we cannot read we do not judge
-        return True
+_CLASS = re.compile(r"\[\^?\]?(?:\\.|[^\]\\])*\]", re.DOTALL)
+_TIMES = re.compile(r"\{(\d*)(,?)(\d*)\}")
+_GROUP = re.compile(r"\((?:\?(?::|=|!|<=|<!|P?<\w+>))?")
+
+
+def matching_steps(pattern: str, length: int) -> float:  # noqa: C901, PLR0915  # one pass over the signs of a pattern
+    """At most so many steps a search for `pattern` takes in a text of this length; infinity where that is not known.
+
+    A group multiplies the ways to match its parts and adds those of its alternatives; a repetition chooses how often,
+    and each time a way. That counts too many for most patterns, and too few for none. Each way reads as many signs
+    besides as there are `atoms`, at least so many `times` each.
+    """
+    atoms, times = 1, 1.0
+    ways, other = 1.0, 0.0  # of what is read of this alternative, and of those before it in the group
+    last = 1.0  # of what a repetition would repeat
+    open_groups: list[tuple[float, float]] = []
+    at = 0
+    while at < len(pattern):
+        sign, begin = pattern[at], at
+        at += 1
+        least, most = 1, 1
+        if sign == "\\":
+            at += 1
+        elif sign == "[":
+            found = _CLASS.match(pattern, begin)
+            if found is None:
+                return math.inf
+            at = found.end()
+        elif sign == "(":
+            found = _GROUP.match(pattern, begin)
+            assert found is not None
+            if found[0] == "(" and pattern.startswith("?", at):
+                return math.inf  # flags, conditions and comments change how the rest is read
+            open_groups.append((ways, other))
+            ways, other, at = 1.0, 0.0, found.end()
+            continue
+        elif sign == ")":
+            if not open_groups:
+                return math.inf
+            last = ways + other
+            before, other = open_groups.pop()
+            ways = before * last
+            if not math.isfinite(ways):
+                return math.inf
+            continue
+        elif sign == "|":
+            ways, other = 1.0, other + ways
+            last = 1.0
+            continue
+        elif sign in "*+?" or (sign == "{" and _TIMES.match(pattern, begin)):
+            if sign == "{":
+                braces = _TIMES.match(pattern, begin)
+                assert braces is not None
+                at = braces.end()
+                least = int(braces[1] or 0)
+                most = least if not braces[2] else int(braces[3]) if braces[3] else length
+            else:
+                least, most = (1 if sign == "+" else 0), (1 if sign == "?" else length)
+            if pattern[at : at + 1] in ("?", "+"):
+                at += 1
+            times, most = times * max(least, 1), min(most, length)
+            try:
+                repeated = (max(most - least, 0) + 1) * last ** max(most, 1)
+                ways = ways / last * repeated
+            except OverflowError:
+                return math.inf
+            if not math.isfinite(ways + times):
+                return math.inf
+            last = repeated
+            continue
+        last, atoms = 1.0, atoms + 1
+    steps = (length + 1.0) * (ways + other) * min(atoms * times, length + 1.0)
+    return steps if not open_groups and math.isfinite(steps) else math.inf
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -80,7 +80,7 @@ def checked(catalog: Catalog, asked: AskedCall, call_id: str) -> Ready | Failed:
     if asked.attempts:
         return Ready(entry, prepared)  # its recorded start holds what preparation made of it
     try:
-        problem = check(spec.input_schema, asked.args)
+        problem = check(spec.input_schema, asked.args, foreign=True)
     except Exception as error:  # a foreign schema, changed since it was looked at
         return Failed("tool_contract_unavailable", f"its schema cannot be read ({type(error).__name__})")
     return Ready(entry, prepared) if problem is None else Failed("invalid_tool_args", problem)

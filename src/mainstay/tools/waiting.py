@@ -116,7 +116,7 @@ def checked_answer(pending: PendingCall, value: Any) -> dict[str, Any]:
                 f"answer {name!r} with a dict of its fields, or None to decline it, not {quoted(fields)}"
             )
         schema = asks[name].get("schema")
-        problem = None if schema is None else check(schema, fields)
+        problem = None if schema is None else check(schema, fields, foreign=True)
         if problem is not None:
             raise InvalidInput(f"the answer to {name!r} does not fit: {problem}")
     return given
