@@ -154,7 +154,7 @@ def asked_now(method: str, params: dict[str, Any], times: int) -> list[str]:
         if "method" in message:
             LATER.append(line)
             continue
-        answer = message.get("result") or {"action": "refused"}
+        answer: dict[str, Any] = message.get("result") or {"action": "refused"}
         found.append(str(answer.get("action") or answer["content"]["text"]))
     return found
 

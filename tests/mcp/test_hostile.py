@@ -189,7 +189,7 @@ async def test_change_that_is_too_long_to_be_read_in_a_question_is_for_the_host(
 # ---------------------------------------------------------------------- questions
 
 
-def form(message: str = "Who?", **properties: Any) -> dict[str, Any]:
+def form(message: str = "Who?", /, **properties: Any) -> dict[str, Any]:
     return {"mode": "form", "message": message, "requestedSchema": {"type": "object", "properties": properties}}
 
 
@@ -200,7 +200,7 @@ QUESTIONS = {
         "params": {"mode": "url", "message": "Log in", "url": "javascript:alert(1)", "elicitationId": "1"},
     },
     "long": {"method": "elicitation/create", "params": form("x" * 70_000)},
-    "hidden": {"method": "elicitation/create", "params": form(**{"pass\u200bword": {"type": "string"}})},
+    "hidden": {"method": "elicitation/create", "params": form("Who?", **{"pass\u200bword": {"type": "string"}})},
 }
 
 
