@@ -21,7 +21,7 @@ from mainstay.engine.lease import LeaseTerms, Pulse, Worker
 from mainstay.engine.limits import SpendLimits
 from mainstay.engine.rate_limits import RateLimits
 from mainstay.engine.rate_limits import checked as checked_limits
-from mainstay.engine.runner import Activity, Mode, Stage, Supervisor
+from mainstay.engine.runner import Activity, RuntimeMode, Stage, Supervisor
 from mainstay.engine.waits import ending, named, verify
 from mainstay.engine.watcher import PeriodicJob, ScopeWatcher, WatchedKind
 from mainstay.errors import (
@@ -296,7 +296,7 @@ class Runtime:
         if self._mcp_given is not None:
             self._mcp = self._servers(self._mcp_given, definitions, lambda: processes)
             definitions = offering(definitions, self._mcp)
-        mode, activity = Mode(), Activity()
+        mode, activity = RuntimeMode(), Activity()
         supervisor, background = Supervisor(), Supervisor()
         limits = RateLimits(self._rate_limits, self._models, clock, background.spawn)
         spend_limits = None

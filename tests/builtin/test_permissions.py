@@ -305,7 +305,7 @@ class Answering(Plugin):
         return ShortCircuit(Ok("from my cache"))
 
 
-async def judged(plugins: Sequence[Plugin], args: dict[str, Any]) -> tuple[decisions.Verdict, Permissions]:
+async def judged(plugins: Sequence[Plugin], args: dict[str, Any]) -> tuple[decisions.CallVerdict, Permissions]:
     session = PluginSet(plugins).open({each.id: SessionContext("chat", "assistant") for each in plugins})
     verdict = await before_tool_call(
         session.hooks("before_tool_call"), lambda now, again: asked(now, again=again), args

@@ -88,7 +88,7 @@ def end_context(outcome: ToolOutcome) -> ToolEndContext:
     return ToolEndContext("s", "s.1", "agent", None, host, "s.1.0.0", TOOL, ARGS, outcome)
 
 
-async def before(*plugins: Plugin, args: dict[str, Any] | None = None) -> decisions.Verdict:
+async def before(*plugins: Plugin, args: dict[str, Any] | None = None) -> decisions.CallVerdict:
     return await before_tool_call(hooks_of("before_tool_call", *plugins), call_context, ARGS if args is None else args)
 
 
@@ -96,6 +96,6 @@ async def after(*plugins: Plugin, ended: ToolOutcome = ENDED) -> decisions.Left:
     return await after_tool_call(hooks_of("after_tool_call", *plugins), end_context, ended)
 
 
-def failed(verdict: decisions.Verdict | decisions.Left) -> Failed:
+def failed(verdict: decisions.CallVerdict | decisions.Left) -> Failed:
     assert isinstance(verdict.outcome, Failed)
     return verdict.outcome

@@ -21,7 +21,7 @@ from mainstay.model.plugin import (
     ShortCircuit,
 )
 from mainstay.model.tool import Cancelled, Denied, Failed, Ok, OutcomeUnknown
-from mainstay.plugins.decisions import Left, Verdict
+from mainstay.plugins.decisions import CallVerdict, Left
 from tests.fuzzing import cases
 from tests.plugins.made import (
     ARGS,
@@ -79,9 +79,9 @@ def strongest(said: dict[str, Said]) -> int:
     return max([strength for each in said.values() for _, strength in each], default=0)
 
 
-def strength_of(verdict: Verdict | Left) -> int:
+def strength_of(verdict: CallVerdict | Left) -> int:
     """How strong a verdict is, read off what becomes of the call."""
-    if isinstance(verdict, Verdict) and verdict.outcome is None:
+    if isinstance(verdict, CallVerdict) and verdict.outcome is None:
         return 0 if verdict.ask is None else 1
     match verdict.outcome:
         case Ok():
@@ -92,7 +92,7 @@ def strength_of(verdict: Verdict | Left) -> int:
             return 3
 
 
-def run_before(*plugins: Voice) -> Verdict:
+def run_before(*plugins: Voice) -> CallVerdict:
     return asyncio.run(before(*plugins))
 
 

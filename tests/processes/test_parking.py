@@ -8,7 +8,7 @@ from mainstay.engine.host import SystemClock
 from mainstay.model.process import Signal, WaitOn
 from mainstay.model.session import CancelRequest
 from mainstay.model.write import Cancel, ProcessRef
-from mainstay.processes.function.scheduler import Waits
+from mainstay.processes.function.scheduler import ProcessWaits
 from tests.processes.test_process_journal import Held, begun, done
 
 END = WaitOn("1", "signal", "end")
@@ -21,7 +21,7 @@ async def test_who_is_told_before_the_parking_begins_goes_on() -> None:
         parked.append(waits)
         return True
 
-    waiting = Waits(SystemClock(), lambda since, due: 0.0, park, lambda resting: None, lambda error: None)
+    waiting = ProcessWaits(SystemClock(), lambda since, due: 0.0, park, lambda resting: None, lambda error: None)
     waiting.working = 1
     branch = asyncio.create_task(waiting.wait(END))
     await asyncio.sleep(0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from mainstay.model.process import Signal, WaitOn
-from mainstay.processes.function.scheduler import Waits
+from mainstay.processes.function.scheduler import ProcessWaits
 from mainstay.testing import VirtualClock
 
 
@@ -14,7 +14,7 @@ class Process:
 
     def __init__(self, branches: int) -> None:
         self.failures: list[Exception] = []
-        self.waits = Waits(
+        self.waits = ProcessWaits(
             VirtualClock(), lambda since, due: 3600.0, self._park, lambda resting: None, self.failures.append
         )
         self.waits.working = branches

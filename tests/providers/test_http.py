@@ -23,7 +23,7 @@ from mainstay.providers.fallback import Fallback
 from mainstay.providers.http import HttpProvider, KeyHeader
 from mainstay.providers.registry import SERVICES, provider
 from mainstay.testing import FunctionModel, ScriptedModel, VirtualClock
-from mainstay.testing.model_server import Asked, End, ModelServer, Reply
+from mainstay.testing.model_server import AnswerEnd, Asked, ModelServer, Reply
 from tests.fuzzing import cases
 from tests.providers.wire import ANSWERS, FAILURES, MODEL, dialects
 
@@ -96,7 +96,7 @@ async def test_a_connection_that_is_cut_off_is_a_broken_stream(name: str) -> Non
 @pytest.mark.parametrize("end", ["whole", "cut"])
 @pytest.mark.parametrize("name", ANSWERS)
 async def test_an_answer_cut_off_at_any_byte_is_broken_also_when_the_server_ends_it_cleanly(
-    name: str, end: End, record_property: Callable[[str, object], None]
+    name: str, end: AnswerEnd, record_property: Callable[[str, object], None]
 ) -> None:
     chance, script = random.Random(name), [answer.reply for answer in ANSWERS[name].values()]
     last = {"anthropic": b"message_stop", "openai": b"event: response.", "google": b"modelVersion"}

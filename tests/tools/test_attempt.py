@@ -16,10 +16,10 @@ from mainstay.model.tool import Cancelled, Denied, Failed, Ok, OutcomeUnknown, T
 from mainstay.tools.attempt import (
     DIED,
     Again,
-    Ask,
     AskPlugins,
     AttemptEnd,
     Attempts,
+    AwaitAnswer,
     Begin,
     CallRecord,
     Circumstances,
@@ -66,21 +66,21 @@ def test_the_call_of_a_turn_is_recorded_as_the_rules_read_it() -> None:
     ("call", "usable", "known", "need"),
     [
         (NEW, ONCE, Circumstances(), Begin()),
-        (NEW, APPROVED, Circumstances(), Ask("approval", "the tool asks for approval")),
+        (NEW, APPROVED, Circumstances(), AwaitAnswer("approval", "the tool asks for approval")),
         (NEW, GONE, Circumstances(), Conclude(GONE)),
         (NEW, ONCE, Circumstances(vetted=True), AskPlugins()),
         (NEW, APPROVED, Circumstances(vetted=True), AskPlugins()),
-        (NEW, ONCE, Circumstances(asked=True, vetted=True), Ask("approval")),
-        (NEW, GONE, Circumstances(asked=True), Ask("approval")),
+        (NEW, ONCE, Circumstances(asked=True, vetted=True), AwaitAnswer("approval")),
+        (NEW, GONE, Circumstances(asked=True), AwaitAnswer("approval")),
         (STARTED, ONCE, Circumstances(here=True), RunBody()),
         (STARTED, ONCE, Circumstances(), Conclude(OutcomeUnknown(DIED))),
         (STARTED, RERUN, Circumstances(), Begin(repeat=True)),
-        (STARTED, ASKS, Circumstances(), Ask("recovery", DIED)),
+        (STARTED, ASKS, Circumstances(), AwaitAnswer("recovery", DIED)),
         (STARTED, GONE, Circumstances(), Conclude(OutcomeUnknown(DIED))),
-        (DEFERRED, ONCE, Circumstances(), Ask("deferred")),
-        (DEFERRED, ASKS, Circumstances(), Ask("deferred")),
+        (DEFERRED, ONCE, Circumstances(), AwaitAnswer("deferred")),
+        (DEFERRED, ASKS, Circumstances(), AwaitAnswer("deferred")),
         (DEFERRED, RERUN, Circumstances(), Begin(repeat=True)),
-        (DEFERRED, RERUN, Circumstances(completed=True), Ask("deferred")),
+        (DEFERRED, RERUN, Circumstances(completed=True), AwaitAnswer("deferred")),
         (BACKGROUND, ONCE, Circumstances(), StartProcess()),
         (BACKGROUND, GONE, Circumstances(), StartProcess()),
         (FALTERED, ONCE, Circumstances(), Begin()),
@@ -232,7 +232,7 @@ class Life:
         """`answers` are those of people: whether it may run, or run again. Without one the time for it runs out."""
         for end, stop in events:
             need: object = next_need(self.call, self.contract)
-            if isinstance(need, Ask):
+            if isinstance(need, AwaitAnswer):
                 verdicts = (NO, YES) if need.kind == "approval" else (FAILED, AGAIN)
                 need = need_after(verdicts[answers.pop()] if answers else None, self.call)
             if not isinstance(need, Begin):

@@ -15,7 +15,7 @@ from mainstay.model.plugin import ShortCircuit
 from mainstay.model.tool import Cancelled, Denied, Failed, Ok, OutcomeUnknown, OutputBudget
 from mainstay.plugins.hooks import ToolCallContext
 from mainstay.testing import ScriptedModel, VirtualClock
-from mainstay.tools.dialogue import Dialogue, Diverged
+from mainstay.tools.dialogue import CellDiverged, Dialogue
 from tests.kit import SOON, Place, crashed_in, until
 from tests.tools.coding import cell, coder, outputs
 
@@ -501,7 +501,7 @@ async def test_cell_of_an_agent_that_runs_no_code_any_more_ends_and_the_turn_goe
 def test_call_that_is_recorded_as_another_shows_both() -> None:
     recorded = Cell(1, "1", "await pay(1)", 0, calls=[ToolCall("", "pay", {"n": 1})])
 
-    with pytest.raises(Diverged) as error:
+    with pytest.raises(CellDiverged) as error:
         Dialogue(recorded).asked([CodeCall(0, "pay", {"n": 2}, line=1)])
 
     assert str(error.value) == ('Line 1 calls pay({"n":2}), and call 0 of this cell is recorded as pay({"n":1}).')

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from mainstay.turn.hold import UPDATES, Cancel, HeldCommand, Hold, Ladder, News, Shown, Tell, Update, decide
+from mainstay.turn.hold import UPDATES, AskAgain, CancelLate, HeldCommand, Ladder, News, ParkTurn, Shown, Update, decide
 
 RUNS, OVER = HeldCommand("a", 1_000, True), HeldCommand("b", 2_000, False)
 FRESH = Ladder()
@@ -18,16 +18,16 @@ FRESH = Ladder()
     [
         ([], None, 5_000, None),
         ([OVER], None, 5_000, None),
-        ([RUNS], None, 5_000, Hold(("a",), 11_000, FRESH)),
-        ([RUNS, OVER], None, 5_000, Hold(("a",), 11_000, FRESH)),
-        ([RUNS, HeldCommand("c", 500, True)], None, 5_000, Hold(("a", "c"), 10_500, FRESH)),
+        ([RUNS], None, 5_000, ParkTurn(("a",), 11_000, FRESH)),
+        ([RUNS, OVER], None, 5_000, ParkTurn(("a",), 11_000, FRESH)),
+        ([RUNS, HeldCommand("c", 500, True)], None, 5_000, ParkTurn(("a", "c"), 10_500, FRESH)),
         ([RUNS], None, 11_000, None),
-        ([RUNS], ("a",), 5_000, Hold(("a",), 11_000, FRESH)),
-        ([RUNS, OVER], ("a", "b"), 5_000, Tell(("b",), (), ("a",))),
-        ([OVER], ("b",), 5_000, Tell(("b",))),
-        ([RUNS], ("a",), 11_000, Tell((), ("a",))),
-        ([RUNS, OVER], ("a", "b"), 11_000, Tell(("b",), ("a",))),
-        ([RUNS, OVER], ("a",), 5_000, Hold(("a",), 11_000, FRESH)),
+        ([RUNS], ("a",), 5_000, ParkTurn(("a",), 11_000, FRESH)),
+        ([RUNS, OVER], ("a", "b"), 5_000, AskAgain(("b",), (), ("a",))),
+        ([OVER], ("b",), 5_000, AskAgain(("b",))),
+        ([RUNS], ("a",), 11_000, AskAgain((), ("a",))),
+        ([RUNS, OVER], ("a", "b"), 11_000, AskAgain(("b",), ("a",))),
+        ([RUNS, OVER], ("a",), 5_000, ParkTurn(("a",), 11_000, FRESH)),
     ],
 )
 def test_what_a_turn_is_held_for_follows_from_its_commands_and_the_time(
@@ -35,7 +35,7 @@ def test_what_a_turn_is_held_for_follows_from_its_commands_and_the_time(
 ) -> None:
     found = decide(commands, held, now, 10_000, Ladder())
 
-    assert (Hold(found.commands, found.due, FRESH) if isinstance(found, Hold) else found) == then
+    assert (ParkTurn(found.commands, found.due, FRESH) if isinstance(found, ParkTurn) else found) == then
 
 
 def looks_of(written: dict[int, tuple[int, int]], limit: int) -> list[tuple[int, tuple[News, ...]]]:
@@ -45,7 +45,7 @@ def looks_of(written: dict[int, tuple[int, int]], limit: int) -> list[tuple[int,
     while True:
         out, err = max([(at, sizes) for at, sizes in written.items() if at * 1000 <= now], default=(0, (0, 0)))[1]
         match decide([HeldCommand("a", 0, True, out, err)], held, now, limit * 1000, ladder):
-            case Hold(held, due, ladder):
+            case ParkTurn(held, due, ladder):
                 now = due
             case Update(_, ladder):
                 told.append((now // 1000, ladder.news))
@@ -82,8 +82,8 @@ def test_first_bytes_on_stderr_are_shown_at_once_and_later_ones_at_the_next_look
     spent = decide([HeldCommand("a", 1_000, True, 5, 7)], ("a",), 2_000, 900_000, replace(ladder, updates=UPDATES))
 
     assert first == Update(("a",), Ladder(0, 31_000, 1, (shown,), (News(Shown("a", 1_000), shown),)))
-    assert later == Hold(("a",), 31_000, Ladder(0, 31_000, 1, (shown,)))
-    assert isinstance(spent, Hold)
+    assert later == ParkTurn(("a",), 31_000, Ladder(0, 31_000, 1, (shown,)))
+    assert isinstance(spent, ParkTurn)
 
 
 def test_commands_whose_time_is_over_are_ended_where_the_agent_says_so_and_held_until_they_are() -> None:
@@ -94,8 +94,8 @@ def test_commands_whose_time_is_over_are_ended_where_the_agent_says_so_and_held_
     ]
     before = decide([RUNS], ("a",), 10_999, 10_000, ladder, "cancel")
 
-    assert at_limit == [Cancel(("a",)), Hold(("a",), 31_000, ladder), Tell(("a",))]
-    assert isinstance(before, Hold)
+    assert at_limit == [CancelLate(("a",)), ParkTurn(("a",), 31_000, ladder), AskAgain(("a",))]
+    assert isinstance(before, ParkTurn)
 
 
 def test_news_that_a_crash_kept_from_the_model_are_told_as_they_were_written() -> None:
@@ -103,4 +103,4 @@ def test_news_that_a_crash_kept_from_the_model_are_told_as_they_were_written() -
     ladder = Ladder(1, 64_000, 1, (news[0].after,), news)
 
     assert decide([HeldCommand("a", 1_000, True, 99)], ("a",), 5_000, 900_000, ladder) == Update(("a",), ladder)
-    assert decide([HeldCommand("a", 1_000, False, 99)], ("a",), 5_000, 900_000, ladder) == Tell(("a",))
+    assert decide([HeldCommand("a", 1_000, False, 99)], ("a",), 5_000, 900_000, ladder) == AskAgain(("a",))

@@ -37,7 +37,7 @@ from mainstay.ports.host import Random
 log = logging.getLogger("mainstay.engine")
 
 Make: TypeAlias = Callable[[Caller], Any]
-Wait: TypeAlias = Callable[[float], Awaitable[None]]
+WaitSeconds: TypeAlias = Callable[[float], Awaitable[None]]
 Guard: TypeAlias = Callable[[Coroutine[Any, Any, Any]], Awaitable[Any]]
 
 DEPS_RETRIES = RetryPolicy(base=1.0, cap=60.0, asked_cap=3600.0)
@@ -75,14 +75,14 @@ class RunDeps:
         self._managed: AbstractAsyncContextManager[Any] | None = None
         self.value: Any = None
 
-    async def enter(self, guard: Guard, wait: Wait) -> Any:
+    async def enter(self, guard: Guard, wait: WaitSeconds) -> Any:
         """The objects. `guard` ends the work when the run is to stop; `wait` is for the time between attempts."""
         try:
             return await guard(self._enter(wait))
         except (SelfCancelled, Escaped) as error:
             raise self._failed(str(error), self._caller.session_id) from error
 
-    async def _enter(self, wait: Wait) -> Any:
+    async def _enter(self, wait: WaitSeconds) -> Any:
         attempt = 0
         while True:
             attempt += 1
@@ -138,7 +138,7 @@ class RunDeps:
         return f"session {self._caller.session_id}" if self._caller.session_id else "a process of the host"
 
 
-async def instructions_of(make: Make, caller: Caller, random: Random, guard: Guard, wait: Wait) -> str:
+async def instructions_of(make: Make, caller: Caller, random: Random, guard: Guard, wait: WaitSeconds) -> str:
     """What an agent's function says to its model in one run of a turn."""
     made = RunDeps(make, caller, random, InstructionsFailed)
     text = await made.enter(guard, wait)

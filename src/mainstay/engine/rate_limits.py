@@ -57,7 +57,7 @@ SHORTEST = 0.001
 _encode = msgspec.json.Encoder(enc_hook=str).encode
 
 
-class Wait(Struct, frozen=True):
+class RateWait(Struct, frozen=True):
     """What a call waits for: which limit, why, and in how many seconds there may be room, where time alone decides."""
 
     limit: str
@@ -87,11 +87,11 @@ class Lane:
 
     __slots__ = ("limits", "ratio", "waiting")
 
-    def __init__(self, limits: tuple[Limit, ...]) -> None:
+    def __init__(self, limits: tuple[LearnedLimit, ...]) -> None:
         self.limits, self.ratio = limits, 1.0
         self.waiting: deque[Ticket] = deque()
 
-    def lacking(self, ticket: Ticket, now: float) -> dict[Limit, Lack]:
+    def lacking(self, ticket: Ticket, now: float) -> dict[LearnedLimit, Lack]:
         """What the call has to wait for, limit by limit."""
         ticket.tokens = max(int(ticket.estimate * self.ratio), 1)
         return {limit: lack for limit in self.limits if (lack := limit.lacks(ticket, now)) is not None}
@@ -121,7 +121,7 @@ class Bucket:
         return self.until if not self.rate else min(self.at + (1 - self.left) / self.rate, self.until)
 
 
-class Limit:
+class LearnedLimit:
     """One limit: the host's rule for it, and what its provider has said.
 
     `restricted`: there may be something to wait for. Until its provider has told of a limit, a model for which the host
@@ -218,7 +218,7 @@ class Limiter:
 
     def __init__(self, rules: Mapping[str, RateLimit]) -> None:
         self._rules = dict(rules)
-        self._limits: dict[str, Limit] = {}
+        self._limits: dict[str, LearnedLimit] = {}
         self.lanes: dict[tuple[str, ...], Lane] = {}
         self.numbers = itertools.count(1)
         self.waiting = 0
@@ -233,8 +233,8 @@ class Limiter:
             found = self.lanes[names] = Lane(tuple(limits))
         return found
 
-    def _limit(self, name: str, rule: RateLimit) -> Limit:
-        return self._limits.setdefault(name, Limit(name, rule))
+    def _limit(self, name: str, rule: RateLimit) -> LearnedLimit:
+        return self._limits.setdefault(name, LearnedLimit(name, rule))
 
     def join(self, lane: Lane, estimate: int, now: float) -> Ticket:
         """A call that wants to go: it is `going` at once where no other call waits and there is room."""
@@ -256,7 +256,7 @@ class Limiter:
                 moved.append(self._dropped(lane.waiting.popleft()))
         heads = [(lane.waiting[0].number, lane) for lane in self.lanes.values() if lane.waiting]
         heapq.heapify(heads)
-        short: set[Limit] = set()
+        short: set[LearnedLimit] = set()
         while heads:
             _, lane = heapq.heappop(heads)
             head = lane.waiting[0]
@@ -289,15 +289,15 @@ class Limiter:
         self.waiting -= 1
         return ticket
 
-    def why(self, ticket: Ticket, now: float) -> Wait:
+    def why(self, ticket: Ticket, now: float) -> RateWait:
         """What a waiting call waits for: room, or that a call before it has some."""
         ahead = [lane.waiting[0] for lane in self.lanes.values() if lane.waiting and lane.waiting[0] is not ticket]
         ahead = [each for each in ahead if each.number < ticket.number]
         for each in (ticket, *sorted(ahead, key=lambda each: each.number)):
             for limit, (reason, until) in each.lane.lacking(each, now).items():
                 if limit in ticket.lane.limits:
-                    return Wait(limit.name, reason, None if until is None else max(until - now, 0.0))
-        return Wait(ticket.lane.limits[0].name, "concurrency")
+                    return RateWait(limit.name, reason, None if until is None else max(until - now, 0.0))
+        return RateWait(ticket.lane.limits[0].name, "concurrency")
 
     def leave(self, ticket: Ticket, spent: int | None = 0) -> None:
         """A call is over, or gives up waiting. Those behind it may go now: `advance` tells."""
@@ -353,7 +353,7 @@ class RateLimits:
             self._advance()
         return ticket
 
-    def why(self, ticket: Ticket) -> Wait:
+    def why(self, ticket: Ticket) -> RateWait:
         return self._limiter.why(ticket, self._clock.monotonic())
 
     async def wait(self, ticket: Ticket) -> None:

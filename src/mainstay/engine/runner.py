@@ -18,7 +18,7 @@ What is particular to turns and to processes is passed in: `sessions/turns.py`, 
 All tasks of a Runtime belong to its `Supervisor`. A fault ends one task and is logged; it never cancels a neighbour or
 the host, as a task group across scopes would.
 
-How far a Runtime has come is one value that everything in it reads, the `Mode`. It only moves forward:
+How far a Runtime has come is one value that everything in it reads, the `RuntimeMode`. It only moves forward:
 
     running    takes up whatever it may work on
     draining   goes on with what it works on, and with what that waits for; takes up nothing else
@@ -217,7 +217,7 @@ class Stage(IntEnum):
     CLOSED = 3
 
 
-class Mode:
+class RuntimeMode:
     """The stage of one Runtime, and whether a caller may use it: made on the event loop that the Runtime lives on.
 
     `draining` and `leaving`: it has come at least so far.

@@ -32,7 +32,7 @@ from mainstay.errors import WaitsForItself
 from mainstay.model.ids import turn_id
 from mainstay.model.message import NO_METADATA, Metadata
 
-Place: TypeAlias = tuple[str, int | None]
+TurnOrProcess: TypeAlias = tuple[str, int | None]
 """A turn, by its session and number; a process, by its id and None."""
 NEXT = 1 << 62
 """The turn of what is not accepted yet: behind all others."""
@@ -44,7 +44,7 @@ class CurrentWork(Struct, gc=False):
     is the turn's own, or that of the wakes of the process. `metadata` says whom it is for."""
 
     home: str
-    place: Place
+    place: TurnOrProcess
     over: bool = False
     depth: int = 0
     metadata: Metadata = NO_METADATA
@@ -97,9 +97,9 @@ class Deadlocks:
 
     def __init__(self, home: str) -> None:
         self._home = home
-        self._waits: dict[str, list[tuple[CurrentWork, Place]]] = {}
+        self._waits: dict[str, list[tuple[CurrentWork, TurnOrProcess]]] = {}
 
-    def check(self, goal: Place) -> CurrentWork | None:
+    def check(self, goal: TurnOrProcess) -> CurrentWork | None:
         """Whose wait it would be; None where no work of ours would wait. Raises WaitsForItself when it never ended."""
         me = _work.get()
         if me is None or me.home != self._home or me.over:
@@ -109,7 +109,7 @@ class Deadlocks:
         return me
 
     @contextlib.contextmanager
-    def waiting(self, goal: Place) -> Generator[None, None, None]:
+    def waiting(self, goal: TurnOrProcess) -> Generator[None, None, None]:
         """Wait for something inside of this."""
         me = self.check(goal)
         if me is None:
@@ -124,7 +124,7 @@ class Deadlocks:
             if not self._waits[name]:
                 del self._waits[name]
 
-    def park(self, place: Place, goals: Iterable[Place]) -> Callable[[], None]:
+    def park(self, place: TurnOrProcess, goals: Iterable[TurnOrProcess]) -> Callable[[], None]:
         """A turn left memory and waits for these on disk: its waits count until the returned function is called."""
         name, waits = place[0], [(CurrentWork(self._home, place), goal) for goal in goals]
         self._waits.setdefault(name, []).extend(waits)
@@ -136,7 +136,7 @@ class Deadlocks:
 
         return forget
 
-    def _needs(self, goal: Place, wanted: Place, seen: set[Place]) -> bool:
+    def _needs(self, goal: TurnOrProcess, wanted: TurnOrProcess, seen: set[TurnOrProcess]) -> bool:
         """Whether `goal` can come to its end only after `wanted` has."""
         if _is_before(wanted, goal):
             return True
@@ -146,14 +146,14 @@ class Deadlocks:
         return any(self._needs(to, wanted, seen) for to in then if to not in seen)
 
 
-def _is_before(first: Place, second: Place) -> bool:
+def _is_before(first: TurnOrProcess, second: TurnOrProcess) -> bool:
     """Whether the second can end only when the first has: it is the same, or behind it in its session."""
     if first[1] is None or second[1] is None:
         return first == second
     return first[0] == second[0] and first[1] <= second[1]
 
 
-def named(place: Place) -> str:
+def named(place: TurnOrProcess) -> str:
     """A place as an error shows it."""
     name, turn = place
     if turn is None:

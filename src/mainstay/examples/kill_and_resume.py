@@ -33,7 +33,7 @@ from mainstay.wire import outcome_kind
 MAX_STARTS = 5
 
 
-class Watcher:
+class EventWatcher:
     """What the agent's events said so far: enough to recognise a kill point."""
 
     def __init__(self) -> None:
@@ -169,7 +169,7 @@ class KillAndResume:
     def __init__(self, folder: Path, seed: int, pace: float, view: DemoView) -> None:
         self._folder, self._seed, self._pace, self._view = folder, seed, pace, view
         self._points = points(seed)
-        self._watcher = Watcher()
+        self._watcher = EventWatcher()
         self._kills: list[Kill] = []
 
     async def run(self) -> DemoReport:

@@ -69,13 +69,13 @@ class Cursor(Struct, frozen=True):
     generation: int = 0
 
 
-class Woken(Protocol):
+class ChannelListener(Protocol):
     """What is told that a channel has something new, or has ended."""
 
     def wake(self, _: object = None) -> None: ...
 
 
-class Reader:
+class FeedReader:
     """One reader of a channel: registered there once, from its first wait to its last, and not for each event."""
 
     __slots__ = ("_channel", "waiter")
@@ -84,7 +84,7 @@ class Reader:
         self._channel = channel
         self.waiter: asyncio.Future[None] | None = None
 
-    def __enter__(self) -> Reader:
+    def __enter__(self) -> FeedReader:
         self._channel.readers.add(self)
         return self
 
@@ -144,8 +144,8 @@ class Channel:
         self._events: deque[Any] = deque()
         self._times: deque[float] = deque()
         self._relayed: set[int] = set()
-        self.readers: set[Reader] = set()
-        self.subscribers: set[Woken] = set()
+        self.readers: set[FeedReader] = set()
+        self.subscribers: set[ChannelListener] = set()
 
     def publish(self, kind: type[LiveEvent], turn_id: str, fields: dict[str, Any]) -> None:
         # Every piece of text passes here: what `relay` shares with it is written out twice.
@@ -274,7 +274,7 @@ class Channel:
         """Events from `position` on, until the feed is closed. With `reason`, a gap comes first."""
         if reason:
             yield self.gap(reason)
-        with Reader(self) as reader:
+        with FeedReader(self) as reader:
             while True:
                 taken = self.take(position)
                 if taken is not None:

@@ -30,11 +30,11 @@ from mainstay.model.session import SessionRow, WorkerRow
 from mainstay.observe.feed import DELTAS, Channel, Cursor, Feed
 from mainstay.observe.remote import (
     ANSWER_SECONDS,
-    Ask,
-    Done,
     Link,
-    Replay,
+    RelayDone,
     Replayed,
+    ReplayRequest,
+    StateRequest,
     Subscribe,
     Unsubscribe,
     Wrote,
@@ -239,7 +239,7 @@ class Relay:
         if link is None:
             return None
         with contextlib.suppress(LiveEventsUnavailable):
-            answer = await link.ask(lambda number: Replay(number, session_id, cursor))
+            answer = await link.ask(lambda number: ReplayRequest(number, session_id, cursor))
             return answer.events if isinstance(answer, Replayed) else None
         return None
 
@@ -360,7 +360,7 @@ class Relay:
         except LiveEventsUnavailable:
             followed.subscribed.discard(worker_id)
             return
-        if isinstance(done, Done) and done.lost:
+        if isinstance(done, RelayDone) and done.lost:
             followed.channel.publish_gap(done.lost)
 
     def receive(self, worker_id: str, event: AnyEvent) -> None:
@@ -467,8 +467,8 @@ class Relay:
 
     async def _ask(self, link: Link, session_id: str) -> int:
         with contextlib.suppress(LiveEventsUnavailable):
-            done = await link.ask(lambda number: Ask(number, session_id))
-            return done.works if isinstance(done, Done) else 0
+            done = await link.ask(lambda number: StateRequest(number, session_id))
+            return done.works if isinstance(done, RelayDone) else 0
         return 0
 
     async def settle(self, session_id: str, turn: int) -> None:

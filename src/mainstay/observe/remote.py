@@ -5,10 +5,10 @@ owner's alone, and each end asks the kernel which user the other one is before i
 
 Frames are a length of four bytes and JSON. The reader begins with `Hello`; then it may ask:
 
-    Subscribe     events of a session from a cursor of this worker on, or from a turn on; answered by `Done`
+    Subscribe     events of a session from a cursor of this worker on, or from a turn on; answered by `RelayDone`
     Unsubscribe
-    Ask           what the worker does for a session; answered by `Done` after every event published until then
-    Replay        the events kept after a cursor, in one frame (`Replayed`), beside what is subscribed to
+    StateRequest  what the worker does for a session; answered by `RelayDone` after every event published until then
+    ReplayRequest the events kept after a cursor, in one frame (`Replayed`), beside what is subscribed to
 
 or say, without an answer:
 
@@ -84,12 +84,12 @@ class Unsubscribe(Struct, frozen=True, tag_field="ask", tag="unsubscribe"):
     session_id: str
 
 
-class Ask(Struct, frozen=True, tag_field="ask", tag="ask"):
+class StateRequest(Struct, frozen=True, tag_field="ask", tag="ask"):
     number: int
     session_id: str
 
 
-class Replay(Struct, frozen=True, tag_field="ask", tag="replay"):
+class ReplayRequest(Struct, frozen=True, tag_field="ask", tag="replay"):
     number: int
     session_id: str
     cursor: str
@@ -103,11 +103,11 @@ class Welcome(Struct, frozen=True, tag_field="event", tag="live_welcome"):
     worker: str
 
 
-class Refused(Struct, frozen=True, tag_field="event", tag="live_refused"):
+class RelayRefused(Struct, frozen=True, tag_field="event", tag="live_refused"):
     reason: str
 
 
-class Done(Struct, frozen=True, tag_field="event", tag="live_done", omit_defaults=True):
+class RelayDone(Struct, frozen=True, tag_field="event", tag="live_done", omit_defaults=True):
     """`works` is the turn of the session that a task of the worker is at, until its end was announced, or 0. `lost` is
     why events after the cursor are missing."""
 
@@ -125,9 +125,9 @@ class Bye(Struct, frozen=True, tag_field="event", tag="live_bye"):
     """The worker is left."""
 
 
-Request: TypeAlias = Subscribe | Ask | Replay
-_REQUESTS = msgspec.json.Decoder(Hello | Subscribe | Unsubscribe | Ask | Replay | Wrote)
-_ANSWERS = msgspec.json.Decoder(AnyEvent | Welcome | Refused | Done | Replayed | Bye)
+Request: TypeAlias = Subscribe | StateRequest | ReplayRequest
+_REQUESTS = msgspec.json.Decoder(Hello | Subscribe | Unsubscribe | StateRequest | ReplayRequest | Wrote)
+_ANSWERS = msgspec.json.Decoder(AnyEvent | Welcome | RelayRefused | RelayDone | Replayed | Bye)
 _encode = msgspec.json.Encoder().encode
 
 
@@ -294,9 +294,9 @@ class _Connection(asyncio.Protocol):
             server.written.set()
         elif isinstance(asked, Subscribe):
             self._subscribe(asked)
-        elif isinstance(asked, Ask):
+        elif isinstance(asked, StateRequest):
             self._flush()
-            self._send(_frame(Done(asked.number, server.works_on(asked.session_id))))
+            self._send(_frame(RelayDone(asked.number, server.works_on(asked.session_id))))
         else:
             self._replay(asked)
 
@@ -314,11 +314,11 @@ class _Connection(asyncio.Protocol):
             before.end()
         subscription = _Subscription(self, channel, max(position, channel.first))
         self._subscriptions[asked.session_id] = subscription
-        self._send(_frame(Done(asked.number, self._server.works_on(asked.session_id), lost)))
+        self._send(_frame(RelayDone(asked.number, self._server.works_on(asked.session_id), lost)))
         if subscription.position < channel.next:
             self.schedule(subscription)
 
-    def _replay(self, asked: Replay) -> None:
+    def _replay(self, asked: ReplayRequest) -> None:
         feed = self._server.feed
         channel, position = feed.channel(asked.session_id), _position(feed, asked)
         events = None if position < channel.first else channel.own_events(position)[0]
@@ -370,7 +370,7 @@ class _Connection(asyncio.Protocol):
             self._flush()
 
     def _refuse(self, why: str) -> None:
-        self._send(_frame(Refused(why)))
+        self._send(_frame(RelayRefused(why)))
         if self._transport is not None:
             self._transport.close()
 
@@ -387,7 +387,7 @@ class _Connection(asyncio.Protocol):
             self._transport.abort()
 
 
-def _position(feed: Feed, asked: Subscribe | Replay) -> int:
+def _position(feed: Feed, asked: Subscribe | ReplayRequest) -> int:
     """Where a cursor leads in this feed; before its beginning when it is none of it."""
     try:
         cursor = feed.parse(asked.cursor, asked.session_id)
@@ -428,7 +428,7 @@ class Link(asyncio.Protocol):
         self.worker_id, self._events = worker_id, events
         self._frames = _Frames(MAX_FRAME)
         self._numbers = itertools.count(1)
-        self._asked: dict[int, asyncio.Future[Done | Replayed]] = {}
+        self._asked: dict[int, asyncio.Future[RelayDone | Replayed]] = {}
         self._welcome: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._transport: asyncio.Transport | None = None
         self._left = False
@@ -462,8 +462,8 @@ class Link(asyncio.Protocol):
             log.warning("worker %s sends what is not understood here: %s", self.worker_id, error)
             self.abort()
 
-    def _receive(self, message: AnyEvent | Welcome | Refused | Done | Replayed | Bye) -> None:
-        if isinstance(message, Done | Replayed):
+    def _receive(self, message: AnyEvent | Welcome | RelayRefused | RelayDone | Replayed | Bye) -> None:
+        if isinstance(message, RelayDone | Replayed):
             future = self._asked.pop(message.number, None)
             if future is not None and not future.done():
                 future.set_result(message)
@@ -472,7 +472,7 @@ class Link(asyncio.Protocol):
                 self._welcome.set_result(None)
         elif isinstance(message, Bye):
             self._left = True
-        elif isinstance(message, Refused):
+        elif isinstance(message, RelayRefused):
             if not self._welcome.done():
                 self._welcome.set_exception(LiveEventsUnavailable(self.worker_id, message.reason))
             self.abort()
@@ -490,12 +490,12 @@ class Link(asyncio.Protocol):
         transport.write(_frame(Hello(VERSION, self.worker_id, store)))
         await self._welcome
 
-    async def ask(self, make: Callable[[int], Request]) -> Done | Replayed:
+    async def ask(self, make: Callable[[int], Request]) -> RelayDone | Replayed:
         """Send a request and wait for its answer. Raises LiveEventsUnavailable when there is none."""
         if self._transport is None:
             raise self._broken()
         number = next(self._numbers)
-        future: asyncio.Future[Done | Replayed] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[RelayDone | Replayed] = asyncio.get_running_loop().create_future()
         self._asked[number] = future
         self._transport.write(_frame(make(number)))
         try:

@@ -38,11 +38,11 @@ from mainstay.model.tool import Failed, ToolOutcome, ToolSpec
 from mainstay.plugins.decisions import (
     WITHHELD,
     WITHHELD_CODE,
+    CallVerdict,
     ConflictingPlugins,
     Fold,
     Left,
     Pipe,
-    Verdict,
     read_before,
     strength,
 )
@@ -392,7 +392,7 @@ async def before_tool_call(
     context: Callable[[dict[str, Any], bool], ToolCallContext],
     args: dict[str, Any],
     hiding: ShownArgs | None = None,
-) -> Verdict:
+) -> CallVerdict:
     """Ask all plugins about a call that has not begun. `args` are what they see of its arguments."""
     chain, fold = HookChain(hooks), None
 
@@ -421,13 +421,13 @@ async def before_tool_call(
     try:
         final = await chain.run(calls(), alone=True)
     except PluginFault as fault:
-        return Verdict(args, Failed("before_tool_call_failed", str(fault)))
+        return CallVerdict(args, Failed("before_tool_call_failed", str(fault)))
     except ConflictingPlugins as conflict:
-        return Verdict(args, Failed("plugin_conflict", str(conflict), {"plugins": list(conflict.plugins)}))
+        return CallVerdict(args, Failed("plugin_conflict", str(conflict), {"plugins": list(conflict.plugins)}))
     if fold is None:
-        return Verdict(final)
+        return CallVerdict(final)
     ask = fold.winner[1].reason if fold.winner is not None and isinstance(fold.winner[1], AskPerson) else None
-    return Verdict(final, fold.outcome(), ask, fold.decided(), tuple(fold.asides))
+    return CallVerdict(final, fold.outcome(), ask, fold.decided(), tuple(fold.asides))
 
 
 EndContext: TypeAlias = Callable[[ToolOutcome], ToolEndContext]

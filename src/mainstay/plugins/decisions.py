@@ -63,7 +63,7 @@ Asides: TypeAlias = tuple[tuple[str, Directive], ...]
 """Directives beside the verdict, each with its plugin: what to create, enqueue and emit."""
 
 
-class Verdict(Struct, frozen=True):
+class CallVerdict(Struct, frozen=True):
     """What becomes of a call: it runs with `args`, a person is asked (`ask`), or it ends with `outcome`."""
 
     args: dict[str, Any]

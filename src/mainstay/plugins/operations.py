@@ -146,7 +146,7 @@ class OperationDefinition(Struct, frozen=True):
 # ---------------------------------------------------------------------- declaring them
 
 
-class Mark(Struct, frozen=True):
+class OperationMark(Struct, frozen=True):
     """What a decorator said about a method."""
 
     kind: OperationKind
@@ -194,7 +194,7 @@ class Marker:
         session: SessionParam = "required",
         recovery: TaskRecovery = "once",
     ) -> Any:
-        mark = Mark(self._kind, name, description, session, recovery)
+        mark = OperationMark(self._kind, name, description, session, recovery)
         return _marked(fn, mark) if fn is not None else lambda each: _marked(each, mark)
 
     def __repr__(self) -> str:
@@ -211,7 +211,7 @@ def is_operation(fn: object) -> bool:
     return hasattr(fn, _MARK)
 
 
-def _marked(fn: F, mark: Mark) -> F:
+def _marked(fn: F, mark: OperationMark) -> F:
     owner = f"{mark.kind} {getattr(fn, '__qualname__', repr(fn))}"
     if not inspect.isfunction(fn):
         raise InvalidDefinition(f"{owner}: decorate a method of a plugin, below any other decorator")
@@ -245,7 +245,7 @@ class Offer(Struct, frozen=True):
     """An operation of a plugin: its name, what its decorator said, and the method that it is."""
 
     name: str
-    mark: Mark
+    mark: OperationMark
     plugin: Plugin
     method: str
 
@@ -266,12 +266,12 @@ def collect(plugins: Iterable[Plugin]) -> tuple[Offer, ...]:
     return tuple(sorted(offers.values(), key=lambda offer: (KINDS.index(offer.mark.kind), offer.name)))
 
 
-def _marks(kind: type[Plugin]) -> dict[str, Mark]:
+def _marks(kind: type[Plugin]) -> dict[str, OperationMark]:
     """The operations of a class. One that overrides a method keeps what was said about it, as with hooks."""
-    found: dict[str, Mark] = {}
+    found: dict[str, OperationMark] = {}
     for each in reversed(kind.__mro__):
         for name, value in vars(each).items():
             mark = getattr(getattr(value, "__func__", value), _MARK, None)
-            if isinstance(mark, Mark):
+            if isinstance(mark, OperationMark):
                 found[name] = mark
     return {name: mark for name, mark in found.items() if callable(getattr(kind, name))}

@@ -509,7 +509,7 @@ class Taken(Struct, frozen=True):
     count: int = 0
 
 
-class Kept:
+class PluginStates:
     """What is stored of each plugin's state. Lives as long as the session is in memory.
 
     `counts` are the plugins' own revisions when their state was last recorded; a plugin without one is to be saved.

@@ -66,7 +66,7 @@ from mainstay.plugins.hooks import (
     TurnEndContext,
     ViewContext,
 )
-from mainstay.plugins.registry import Kept, PluginSession, revision_of
+from mainstay.plugins.registry import PluginSession, PluginStates, revision_of
 from mainstay.plugins.shown_args import ShownArgs
 from mainstay.ports.process import Leaving
 from mainstay.ports.services import StreamEnd, TurnServices
@@ -135,7 +135,9 @@ class TurnPlugins:
         "vets",
     )
 
-    def __init__(self, run: Run, session: PluginSession, kept: Kept, host: TurnServices, issues: list[Issue]) -> None:
+    def __init__(
+        self, run: Run, session: PluginSession, kept: PluginStates, host: TurnServices, issues: list[Issue]
+    ) -> None:
         self._run, self._session, self._kept, self._host = run, session, kept, host
         self._table = table = session.table
         self._base = (run.scope.session_id, run.turn_id, run.agent.name, run.deps)
@@ -294,7 +296,7 @@ class TurnPlugins:
 
     async def before_call(
         self, call_id: str, tool: ToolSpec, args: dict[str, Any], hiding: ShownArgs | None = None
-    ) -> decisions.Verdict:
+    ) -> decisions.CallVerdict:
         known = self._session.shown.get(tool.name)
         shown = known[1] if known is not None and known[0] is tool else self._session.show(tool)
         base = (*self._base, self._host.at(f"{call_id}.before"), call_id, shown)

@@ -73,7 +73,7 @@ STOP_SECONDS = 0.8 * CANCEL_GRACE
 TURN_CANCELLED = "its turn was cancelled"
 
 
-Answer: TypeAlias = tuple[ToolOutcome, tuple[Artifact, ...]]
+AnsweredCall: TypeAlias = tuple[ToolOutcome, tuple[Artifact, ...]]
 """How a verb ended, and what it brings along."""
 
 
@@ -288,7 +288,7 @@ class Visible:
         self,
         tool: str,
         args: dict[str, Any],
-        work: Callable[[Any], Awaitable[Answer]],
+        work: Callable[[Any], Awaitable[AnsweredCall]],
     ) -> ToolRecord:
         began = self._home.clock.monotonic()
         try:
@@ -300,7 +300,7 @@ class Visible:
         spent = int((self._home.clock.monotonic() - began) * 1000)
         return ToolRecord(self._asker.call_id, tool, args, outcome, duration_ms=spent, artifacts=artifacts)
 
-    async def _await(self, handle: Any, timeout: float | None) -> Answer:
+    async def _await(self, handle: Any, timeout: float | None) -> AnsweredCall:
         process_id, _ = parse_handle(handle)
         row = await self._seen(process_id)
         await self._allowed("await", row)
@@ -313,7 +313,7 @@ class Visible:
         await self._discard_wake(row)
         return as_call(process_id, output), artifacts
 
-    async def _signal(self, handle: Any, name: str, payload: Any) -> Answer:
+    async def _signal(self, handle: Any, name: str, payload: Any) -> AnsweredCall:
         process_id, _ = parse_handle(handle)
         try:
             row = await self._seen(process_id)
@@ -327,7 +327,7 @@ class Visible:
         note = receipt.note(name)
         return Ok({"process_id": process_id, "sequence": int(receipt)} | ({"note": note} if note else {})), ()
 
-    async def _cancel(self, handle: Any, reason: str) -> Answer:
+    async def _cancel(self, handle: Any, reason: str) -> AnsweredCall:
         process_id, _ = parse_handle(handle)
         try:
             return Ok(status_json(await self._cancelled(process_id, handle, reason or BY_HANDLE))), ()

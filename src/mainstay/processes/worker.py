@@ -26,7 +26,7 @@ from msgspec import Struct
 from mainstay.engine.admission import Capacity, Needs
 from mainstay.engine.deps import RunDeps
 from mainstay.engine.host import ClockSkew
-from mainstay.engine.runner import Mode, ScopeRunner, Supervisor
+from mainstay.engine.runner import RuntimeMode, ScopeRunner, Supervisor
 from mainstay.engine.waiters import CurrentWork, Waiters, current_metadata, in_hand
 from mainstay.errors import (
     Fenced,
@@ -105,7 +105,7 @@ class ProcessWorker:
         self,
         dispatcher: Dispatcher,
         supervisor: Supervisor,
-        mode: Mode,
+        mode: RuntimeMode,
         events: ProcessEvents,
         passive: bool,
         concurrency: int = CONCURRENCY,

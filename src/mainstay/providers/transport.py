@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 import h11
 import httpx2
 
-Origin: TypeAlias = tuple[bool, str, int]
+HttpOrigin: TypeAlias = tuple[bool, str, int]
 """Whether with TLS, host and port."""
 
 IDLE, MOST_IDLE = 30.0, 64
@@ -41,7 +41,7 @@ class AsyncioTransport(httpx2.AsyncBaseTransport):
 
     def __init__(self, context: ssl.SSLContext) -> None:
         self._context = context
-        self._idle: dict[Origin, list[_Connection]] = {}
+        self._idle: dict[HttpOrigin, list[_Connection]] = {}
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         timeouts: dict[str, float | None] = request.extensions.get("timeout") or {}
@@ -57,7 +57,7 @@ class AsyncioTransport(httpx2.AsyncBaseTransport):
             response.status_code, headers=list(response.headers.raw_items()), stream=_Body(self, connection, timeouts)
         )
 
-    async def _connection(self, origin: Origin, timeout: float | None) -> _Connection:
+    async def _connection(self, origin: HttpOrigin, timeout: float | None) -> _Connection:
         idle = self._idle.get(origin, [])
         while idle:
             connection = idle.pop()
@@ -66,7 +66,7 @@ class AsyncioTransport(httpx2.AsyncBaseTransport):
             connection.abort()
         return await self._connect(origin, timeout)
 
-    async def _connect(self, origin: Origin, timeout: float | None) -> _Connection:
+    async def _connect(self, origin: HttpOrigin, timeout: float | None) -> _Connection:
         tls, host, port = origin
         options: dict[str, Any] = {"ssl": self._context, "server_hostname": host} if tls else {}
         loop = asyncio.get_running_loop()
@@ -120,7 +120,7 @@ class _Body(httpx2.AsyncByteStream):
 class _Connection(asyncio.Protocol):
     """One socket. asyncio calls the first methods; `send`, `response` and `body` wait for them one at a time."""
 
-    def __init__(self, origin: Origin, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, origin: HttpOrigin, loop: asyncio.AbstractEventLoop) -> None:
         self.origin, self._loop = origin, loop
         self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEAD)
         self._socket: asyncio.Transport
@@ -263,7 +263,7 @@ def _expire(waiter: asyncio.Future[None], late: type[httpx2.TimeoutException]) -
         waiter.set_exception(late(""))
 
 
-def _origin(url: httpx2.URL) -> Origin:
+def _origin(url: httpx2.URL) -> HttpOrigin:
     if url.scheme not in ("http", "https") or not url.host:
         raise httpx2.UnsupportedProtocol(f"{str(url)!r} begins with neither http:// nor https://")
     tls = url.scheme == "https"

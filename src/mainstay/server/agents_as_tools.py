@@ -60,12 +60,12 @@ MESSAGES = 1000
 STATE_LASTS = 30 * 24 * 3600.0
 """Seconds in which a person may answer a question; after that the client asks for the turn again."""
 
-Context: TypeAlias = ServerRequestContext["Turns", Any]
-Turns: TypeAlias = dict[types.RequestId, tuple[Session, str]]
+ServerContext: TypeAlias = ServerRequestContext["OpenTurns", Any]
+OpenTurns: TypeAlias = dict[types.RequestId, tuple[Session, str]]
 """The turns that requests of one connection wait for, each with its session."""
 
 
-class Prompt(Struct, frozen=True, forbid_unknown_fields=True):
+class PromptArguments(Struct, frozen=True, forbid_unknown_fields=True):
     """The arguments of `prompt`."""
 
     text: str
@@ -134,9 +134,9 @@ APPROVAL_SCHEMA: dict[str, Any] = {
 }
 
 
-def make_server(runtime: Runtime, namespace: str, descriptions: Mapping[str, str]) -> Server[Turns]:
+def make_server(runtime: Runtime, namespace: str, descriptions: Mapping[str, str]) -> Server[OpenTurns]:
     shown = AgentServer(runtime, namespace, descriptions)
-    server: Server[Turns] = Server(
+    server: Server[OpenTurns] = Server(
         "mainstay",
         lifespan=_turns_of_connection,
         on_list_tools=shown.list_tools,
@@ -151,7 +151,7 @@ def make_server(runtime: Runtime, namespace: str, descriptions: Mapping[str, str
 
 
 @contextlib.asynccontextmanager
-async def _turns_of_connection(_: Server[Turns]) -> AsyncGenerator[Turns, None]:
+async def _turns_of_connection(_: Server[OpenTurns]) -> AsyncGenerator[OpenTurns, None]:
     yield {}
 
 
@@ -162,7 +162,7 @@ class StableRequestState:
         self._store, self._audience = store, audience
         self._boundary: RequestStateBoundary | None = None
 
-    async def __call__(self, ctx: Context, call_next: CallNext) -> HandlerResult:
+    async def __call__(self, ctx: ServerContext, call_next: CallNext) -> HandlerResult:
         if self._boundary is None:
             key = hmac.new(await self._store.secret(), b"mcp request state", hashlib.sha256).digest()
             security = RequestStateSecurity(keys=[key], ttl=STATE_LASTS)
@@ -183,7 +183,9 @@ class AgentServer:
 
     # ------------------------------------------------------------------ tools
 
-    async def list_tools(self, ctx: Context, params: types.PaginatedRequestParams | None) -> types.ListToolsResult:
+    async def list_tools(
+        self, ctx: ServerContext, params: types.PaginatedRequestParams | None
+    ) -> types.ListToolsResult:
         tools = [
             types.Tool(
                 name=tool, description=self._described(agent), input_schema=PROMPT_SCHEMA, output_schema=TURN_SCHEMA
@@ -208,7 +210,7 @@ class AgentServer:
         return f"Say something to the agent {agent!r} and wait for its answer. {what}".strip()
 
     async def call_tool(
-        self, ctx: Context, params: types.CallToolRequestParams
+        self, ctx: ServerContext, params: types.CallToolRequestParams
     ) -> types.CallToolResult | types.InputRequiredResult:
         given = params.arguments or {}
         try:
@@ -219,14 +221,14 @@ class AgentServer:
             agent = self._agents.get(params.name)
             if agent is None:
                 raise MCPError(INVALID_PARAMS, f"there is no tool {params.name!r}")
-            return await self._prompt(ctx, params, agent, msgspec.convert(given, Prompt))
+            return await self._prompt(ctx, params, agent, msgspec.convert(given, PromptArguments))
         except msgspec.ValidationError as error:
             return _refused("invalid_input", f"the arguments do not fit: {error}")
         except MainstayError as error:
             return _refused(error.code, error.summary)
 
     async def _prompt(
-        self, ctx: Context, params: types.CallToolRequestParams, agent: str, asked: Prompt
+        self, ctx: ServerContext, params: types.CallToolRequestParams, agent: str, asked: PromptArguments
     ) -> types.CallToolResult | types.InputRequiredResult:
         if params.request_state is not None:
             return await self._go_on(ctx, params)
@@ -242,7 +244,7 @@ class AgentServer:
             return await self._answer(ctx, session, await turn.result())
 
     async def _result(
-        self, ctx: Context, params: types.CallToolRequestParams, of: OfTurn
+        self, ctx: ServerContext, params: types.CallToolRequestParams, of: OfTurn
     ) -> types.CallToolResult | types.InputRequiredResult:
         if params.request_state is not None:
             return await self._go_on(ctx, params)
@@ -267,7 +269,7 @@ class AgentServer:
     # ------------------------------------------------------------------ answers and questions
 
     async def _answer(
-        self, ctx: Context, session: Session, result: TurnResult[Any]
+        self, ctx: ServerContext, session: Session, result: TurnResult[Any]
     ) -> types.CallToolResult | types.InputRequiredResult:
         """How a turn ended; or, when it waits for approvals and the client has a person to ask, the questions."""
         while True:
@@ -287,7 +289,7 @@ class AgentServer:
                     return self._shown(result)
                 result = await session.result(result.turn_id)
 
-    async def _ask_now(self, ctx: Context, session: Session, questions: Sequence[PendingCall]) -> bool:
+    async def _ask_now(self, ctx: ServerContext, session: Session, questions: Sequence[PendingCall]) -> bool:
         """Ask over the open connection; False when a question was left unanswered."""
         for call in questions:
             try:
@@ -299,7 +301,7 @@ class AgentServer:
         return True
 
     async def _go_on(
-        self, ctx: Context, params: types.CallToolRequestParams
+        self, ctx: ServerContext, params: types.CallToolRequestParams
     ) -> types.CallToolResult | types.InputRequiredResult:
         """A client comes back with answers, perhaps after the process that asked has ended."""
         state = msgspec.json.decode(params.request_state or "", type=RequestState)
@@ -345,7 +347,7 @@ class AgentServer:
     # ------------------------------------------------------------------ clients that give up
 
     @contextlib.contextmanager
-    def _waited_for(self, ctx: Context, session: Session, turn: str) -> Generator[None, None, None]:
+    def _waited_for(self, ctx: ServerContext, session: Session, turn: str) -> Generator[None, None, None]:
         """Note which turn a request waits for. Over HTTP nobody may cancel by the number of a request: others use the
         same numbers, and a client that goes away may come back."""
         number = ctx.request_id if ctx.request is None else None
@@ -356,7 +358,7 @@ class AgentServer:
         if number is not None:
             ctx.lifespan_context.pop(number, None)
 
-    async def cancelled(self, ctx: Context, params: types.CancelledNotificationParams) -> None:
+    async def cancelled(self, ctx: ServerContext, params: types.CancelledNotificationParams) -> None:
         """The client's person stopped a request: its turn ends too."""
         found = None if params.request_id is None else ctx.lifespan_context.pop(params.request_id, None)
         if found is not None:
@@ -366,7 +368,7 @@ class AgentServer:
     # ------------------------------------------------------------------ sessions as resources
 
     async def list_sessions(
-        self, ctx: Context, params: types.PaginatedRequestParams | None
+        self, ctx: ServerContext, params: types.PaginatedRequestParams | None
     ) -> types.ListResourcesResult:
         cursor = None if params is None else params.cursor
         try:
@@ -389,7 +391,7 @@ class AgentServer:
         )
 
     async def list_templates(
-        self, ctx: Context, params: types.PaginatedRequestParams | None
+        self, ctx: ServerContext, params: types.PaginatedRequestParams | None
     ) -> types.ListResourceTemplatesResult:
         template = types.ResourceTemplate(
             uri_template=f"{SCHEME}{{session}}",
@@ -399,7 +401,9 @@ class AgentServer:
         )
         return types.ListResourceTemplatesResult(resource_templates=[template])
 
-    async def read_session(self, ctx: Context, params: types.ReadResourceRequestParams) -> types.ReadResourceResult:
+    async def read_session(
+        self, ctx: ServerContext, params: types.ReadResourceRequestParams
+    ) -> types.ReadResourceResult:
         uri = str(params.uri)
         name = unquote(uri.removeprefix(SCHEME))
         row = await self._runtime.store.session(f"{self._namespace}{name}") if uri.startswith(SCHEME) else None
@@ -432,7 +436,7 @@ class AgentServer:
         return {**pending_json(call), "call_id": self._outside(call.call_id)}
 
 
-def _can_ask(ctx: Context) -> bool:
+def _can_ask(ctx: ServerContext) -> bool:
     capabilities = ctx.session.client_capabilities
     return capabilities is not None and capabilities.elicitation is not None
 
@@ -465,7 +469,7 @@ async def _decide(session: Session, call_id: str, answer: types.ElicitResult) ->
     return True
 
 
-async def _report(ctx: Context, events: AsyncIterable[AnyEvent], turn: str = "") -> None:
+async def _report(ctx: ServerContext, events: AsyncIterable[AnyEvent], turn: str = "") -> None:
     """Tell the client what happens; of all events of a session, those of one turn if it is named."""
     count = 0
     async for event in events:
@@ -476,7 +480,7 @@ async def _report(ctx: Context, events: AsyncIterable[AnyEvent], turn: str = "")
 
 
 @contextlib.asynccontextmanager
-async def _reported(ctx: Context, session: Session, turn: str) -> AsyncGenerator[None, None]:
+async def _reported(ctx: ServerContext, session: Session, turn: str) -> AsyncGenerator[None, None]:
     """Tell the client what happens in a turn while the block waits for it."""
     # A task of its own rather than a task group, which would wrap what the block raises.
     reporting = asyncio.create_task(_report(ctx, session.observe(), turn))

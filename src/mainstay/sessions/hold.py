@@ -40,7 +40,7 @@ from mainstay.model.session import WaitRow
 from mainstay.model.write import Dismiss, ProcessFilter
 from mainstay.plugins.turn import plugins_of
 from mainstay.ports.store import Store
-from mainstay.turn.hold import UPDATES, Cancel, HeldCommand, Hold, Ladder, Tell, Update, decide
+from mainstay.turn.hold import UPDATES, AskAgain, CancelLate, HeldCommand, Ladder, ParkTurn, Update, decide
 
 MOST = 100
 """Commands of one turn that are looked at."""
@@ -86,15 +86,15 @@ async def held(store: Store, port: HeldCommands, run: Run, rule: CommandHold) ->
         match decide(commands, before, now, limit, ladder, rule.at_limit):
             case None:
                 return None
-            case Cancel(late):
+            case CancelLate(late):
                 for each in late:
                     await port.cancel(each, f"its turn was held for it for {rule.seconds:g} seconds")
-            case Tell(ended, late, live):
+            case AskAgain(ended, late, live):
                 await _dismiss(store, run, [rows[each] for each in ended])
                 return _digest(rows, ended, late, live)
             case Update(_, news) if before is not None and news == ladder:
                 return await _update(port, rows, news, now)
-            case Hold(_, _, same) if (
+            case ParkTurn(_, _, same) if (
                 before is not None and same == ladder and wait is not None and wait.state == "open"
             ):
                 if (plugins := plugins_of(run)) is not None:
@@ -103,8 +103,8 @@ async def held(store: Store, port: HeldCommands, run: Run, rule: CommandHold) ->
                 if appended is not None and appended.parked:
                     return Parked((), before)
                 run.check_cancel()
-            case Hold(ids, _, after) | Update(ids, after) as decided:
-                due = decided.due if isinstance(decided, Hold) else None
+            case ParkTurn(ids, _, after) | Update(ids, after) as decided:
+                due = decided.due if isinstance(decided, ParkTurn) else None
                 asked = PendingCall(call, "process", "answer", to_builtins(after), now, due, processes=ids)
                 name = wait_id(run.turn_id, f"{step}.0", "process", attempt + 1)
                 wait = WaitRow(name, scope.sid, scope.turn, f"{step}.0", "process", "open", due, encode(asked))

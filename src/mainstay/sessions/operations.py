@@ -44,7 +44,7 @@ from mainstay.model.write import Configure
 from mainstay.observe.feed import TurnEvents
 from mainstay.plugins.hooks import Plugin
 from mainstay.plugins.operations import OperationDefinition, OperationOutcome
-from mainstay.plugins.registry import Kept, PluginSession, revision_of
+from mainstay.plugins.registry import PluginSession, PluginStates, revision_of
 from mainstay.ports.process import CancelRequested, EngineRun, Leaving
 from mainstay.sessions.definition import Definition
 from mainstay.sessions.operation_table import Operation, Operations, OperationSeams, TaskRun
@@ -300,7 +300,7 @@ class Visit:
             await self._parts.store.blobs.put(data)
 
 
-def _changed(kept: Kept, plugins: PluginSession) -> list[Plugin]:
+def _changed(kept: PluginStates, plugins: PluginSession) -> list[Plugin]:
     """The plugins whose state is not in any record."""
     stateful = [plugin for plugin, _ in plugins.hooks("snapshot").entries]
     return [each for each in stateful if revision_of(each) != kept.counts.get(each.id)]

@@ -14,7 +14,7 @@ from mainstay.model.event import AnyEvent, Gap, Retracted, TextDelta, TurnCommit
 from mainstay.model.ids import MAX_TURN, split, turn_id
 from mainstay.model.outcome import Outcome, Queued
 from mainstay.model.session import AWAITS_PROCESSES, SessionRow, WorkerRow
-from mainstay.observe.feed import Feed, Reader
+from mainstay.observe.feed import Feed, FeedReader
 from mainstay.ports.store import Store
 from mainstay.sessions.cache import Archive, SessionCache
 from mainstay.sessions.definition import Definition
@@ -190,7 +190,7 @@ class Listener:
     ) -> AsyncGenerator[AnyEvent, None]:
         """The events of a turn until it commits or parks. `over`: it has ended, perhaps where its events cannot be
         read; `settle` waits until those are here that another worker has still to send."""
-        with Reader(self._channel) as reader:
+        with FeedReader(self._channel) as reader:
             over.add_done_callback(reader.wake)
             try:
                 while True:

@@ -15,7 +15,7 @@ from mainstay.engine.driver import Run
 from mainstay.engine.lease import Worker
 from mainstay.engine.limits import SpendLimits
 from mainstay.engine.rate_limits import RateLimits
-from mainstay.engine.runner import Activity, Mode
+from mainstay.engine.runner import Activity, RuntimeMode
 from mainstay.engine.waiters import Deadlocks, current_metadata, in_hand
 from mainstay.errors import ProviderUnavailable, StaleSettings, Unavailable, UnknownSession
 from mainstay.model import validate
@@ -41,7 +41,7 @@ from mainstay.sessions.turns import SessionTask, Turns
 
 
 class SessionParts(Struct, frozen=True):
-    mode: Mode
+    mode: RuntimeMode
     activity: Activity
     store: Store
     clock: Clock

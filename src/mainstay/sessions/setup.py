@@ -38,7 +38,7 @@ from mainstay.model.tool import ToolSpec
 from mainstay.plugins import calls
 from mainstay.plugins.calls import PhaseProbe, PluginProtocol, withheld
 from mainstay.plugins.hooks import CatalogContext, Plugin, PromptContext, SessionConfig, SessionContext, StreamContext
-from mainstay.plugins.registry import Kept, PluginSession, fingerprint, overrides, restore_snapshot
+from mainstay.plugins.registry import PluginSession, PluginStates, fingerprint, overrides, restore_snapshot
 from mainstay.ports.services import TraceSink
 from mainstay.ports.store import BlobStore
 from mainstay.sessions.definition import Definition, Missing, Models, answering
@@ -94,7 +94,7 @@ class Setup(Struct):
 
     definition: Definition
     plugins: PluginSession | None = None
-    kept: Kept | None = None
+    kept: PluginStates | None = None
     config: SessionConfig | None = None
     contexts: dict[str, SessionContext] = {}
     settings: bytes = b""
@@ -144,7 +144,7 @@ def opened_under(settings: Settings, row: SessionRow) -> tuple[ModelChoice | Non
 
 def lean(definition: Definition) -> Setup:
     """For every session nobody decided anything for, of an agent whose plugins keep nothing for one."""
-    return Setup(definition, definition.plugins.shared, Kept((), {}), shared=True)
+    return Setup(definition, definition.plugins.shared, PluginStates((), {}), shared=True)
 
 
 async def equip(  # noqa: PLR0913  # everything that a session is made of
@@ -213,9 +213,9 @@ def _monitors(session: PluginSession, contexts: Mapping[str, SessionContext]) ->
     return tuple(found)
 
 
-def _kept(session: PluginSession, snapshots: Mapping[str, PluginSnapshot]) -> Kept:
+def _kept(session: PluginSession, snapshots: Mapping[str, PluginSnapshot]) -> PluginStates:
     try:
-        return Kept([plugin for plugin in session.plugins if overrides(plugin, "snapshot")], snapshots)
+        return PluginStates([plugin for plugin in session.plugins if overrides(plugin, "snapshot")], snapshots)
     except PluginFault as fault:
         raise TurnAborted(fault.plugin, "plugin_session", str(fault)) from fault
 

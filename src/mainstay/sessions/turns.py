@@ -31,7 +31,7 @@ from mainstay.engine.lease import Worker
 from mainstay.engine.limits import Reserved, SpendLimits, TurnSpending
 from mainstay.engine.model_call import ModelCaller
 from mainstay.engine.rate_limits import RateLimits
-from mainstay.engine.runner import Activity, Mode, ScopeRunner, Supervisor
+from mainstay.engine.runner import Activity, RuntimeMode, ScopeRunner, Supervisor
 from mainstay.engine.waiters import CurrentWork, Deadlocks, current_metadata, set_origin
 from mainstay.errors import (
     Fenced,
@@ -63,7 +63,7 @@ from mainstay.model.spending import HOUR, UsageRow
 from mainstay.model.transcript import Transcript
 from mainstay.model.write import CancelWon, Claim, Committed, Release, SessionRef, TurnScope
 from mainstay.observe.feed import Feed, TurnEvents
-from mainstay.plugins.registry import Kept, PluginSession
+from mainstay.plugins.registry import PluginSession, PluginStates
 from mainstay.plugins.turn import TurnPlugins, plugins_of
 from mainstay.ports.process import Leaving
 from mainstay.ports.provider import Prices
@@ -154,7 +154,7 @@ class Turns:
     def __init__(  # noqa: PLR0913  # put together in one place
         self,
         worker: Worker,
-        mode: Mode,
+        mode: RuntimeMode,
         activity: Activity,
         feed: Feed,
         supervisor: Supervisor,
@@ -485,7 +485,7 @@ class Turns:
             self._dispatcher.deps, spending,
         )  # fmt: skip
 
-    def _hooks(self, session: PluginSession, kept: Kept, issues: list[Issue], run: Run) -> TurnPlugins:
+    def _hooks(self, session: PluginSession, kept: PluginStates, issues: list[Issue], run: Run) -> TurnPlugins:
         return TurnPlugins(run, session, kept, self._ports.services(run), issues)
 
     async def _equip(

@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 from msgspec import Struct, field
 
-End: TypeAlias = Literal["whole", "rest", "cut", "hang"]
+AnswerEnd: TypeAlias = Literal["whole", "rest", "cut", "hang"]
 """How a reply ends: as HTTP wants it, with what is left of its body and then so, with the connection cut off, or not
 before the client goes or the server is closed."""
 
@@ -48,7 +48,7 @@ class Reply(Struct, frozen=True, kw_only=True):
     headers: Mapping[str, str] = field(default_factory=dict)
     piece: int = 0
     upto: int | None = None
-    end: End = "whole"
+    end: AnswerEnd = "whole"
     then: Callable[[], object] | None = None
 
     @staticmethod

@@ -115,7 +115,7 @@ class AskPlugins(Struct, frozen=True, gc=False, tag="ask_plugins"):
     """Ask the plugins, who may deny it, change its arguments, or have a person asked."""
 
 
-class Ask(Struct, frozen=True, gc=False, tag="ask"):
+class AwaitAnswer(Struct, frozen=True, gc=False, tag="ask"):
     """Wait for an answer from outside, or the end of a process, unless it is there."""
 
     kind: Literal["approval", "recovery", "deferred", "process", "input"]
@@ -150,18 +150,18 @@ class Conclude(Struct, frozen=True, gc=False, tag="conclude"):
     outcome: ToolOutcome
 
 
-CallNeed: TypeAlias = AskPlugins | Ask | Begin | RunBody | StartProcess | Return | Conclude
+CallNeed: TypeAlias = AskPlugins | AwaitAnswer | Begin | RunBody | StartProcess | Return | Conclude
 
 RECOVERY: dict[Recovery, CallNeed] = {
     "once": Conclude(OutcomeUnknown(DIED)),
     "rerun": Begin(repeat=True),
-    "ask": Ask("recovery", DIED),
+    "ask": AwaitAnswer("recovery", DIED),
 }
 """A call that is found started, without an end: its contract decides, never a guess."""
 
 RUN_BODY, ASK_PLUGINS, BEGIN, START_PROCESS = RunBody(), AskPlugins(), Begin(), StartProcess()
-GO_ON, AWAIT_PROCESSES, AWAIT_INPUT = Begin(goes_on=True), Ask("process"), Ask("input")
-AWAIT_COMPLETION, AWAIT_APPROVAL = Ask("deferred"), Ask("approval", "the tool asks for approval")
+GO_ON, AWAIT_PROCESSES, AWAIT_INPUT = Begin(goes_on=True), AwaitAnswer("process"), AwaitAnswer("input")
+AWAIT_COMPLETION, AWAIT_APPROVAL = AwaitAnswer("deferred"), AwaitAnswer("approval", "the tool asks for approval")
 
 
 class Circumstances(Struct, frozen=True, gc=False):
@@ -202,7 +202,7 @@ def next_need(call: CallRecord, usable: ToolSpec | Failed, known: Circumstances 
     if not call.attempts:
         if known.asked:
             # The question counts, whatever has become of the plugin or the definition that had it asked.
-            return Ask("approval")
+            return AwaitAnswer("approval")
         if known.vetted:
             return ASK_PLUGINS
     if isinstance(usable, Failed):

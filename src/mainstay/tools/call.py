@@ -53,8 +53,8 @@ from mainstay.tools.attempt import (
     NOT_SEEN,
     TOOL_RETRIES,
     Again,
-    Ask,
     AskPlugins,
+    AwaitAnswer,
     Begin,
     CallNeed,
     Circumstances,
@@ -402,7 +402,7 @@ class ActiveCall(CallHost):
             )
         need = next_need(call, found.entry.spec if isinstance(found, Ready) else found, circumstances)
         match need:
-            case Ask(kind, reason):
+            case AwaitAnswer(kind, reason):
                 wait = known.get(waits.wait_id(call.call, kind))
                 if wait is not None and wait.state != "open":
                     return self.answered(wait)

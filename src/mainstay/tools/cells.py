@@ -49,10 +49,10 @@ from mainstay.ports.code import Executor, Repl
 from mainstay.ports.process import Leaving
 from mainstay.tools.attempt import BEGIN, CallNeed
 from mainstay.tools.call import ActiveCall, CallEnd
-from mainstay.tools.dialogue import AFTER_UNKNOWN, Dialogue, Diverged
+from mainstay.tools.dialogue import AFTER_UNKNOWN, CellDiverged, Dialogue
 from mainstay.tools.dispatcher import Dispatcher, Round
 from mainstay.tools.output import AttemptResult, OutputRules, returned
-from mainstay.tools.variables import Kept, Mark, Past, Saved, Variables, begin, encode_saved, mark_of
+from mainstay.tools.variables import KeptVariables, Mark, Past, Saved, Variables, begin, encode_saved, mark_of
 
 log = logging.getLogger("mainstay.tools")
 
@@ -104,7 +104,7 @@ class Cells:
             if kept.fresh:
                 await kept.repl.close()
             else:
-                await self.variables.keep(run.scope.session_id, Kept(kept.repl, kept.mark))
+                await self.variables.keep(run.scope.session_id, KeptVariables(kept.repl, kept.mark))
 
     async def run(self, run: Run, effect: RunCode) -> Parked | None:
         """Run a cell until it has ended, or waits for nothing but answers from outside."""
@@ -216,7 +216,7 @@ class Running:
             self.printed.append(step.printed)
             try:
                 new = self._dialogue.asked(step.calls)
-            except Diverged as error:
+            except CellDiverged as error:
                 await self._end(CellEnd(), Failed("code_diverged", str(error), {ROLLED_BACK: True}))
                 return None
             if new:
@@ -426,7 +426,7 @@ class Running:
                 self._mark, self._unsaved = mark_of(self._cell), True
                 await self._save()
             self._repl = None
-            await self._cells.variables.keep(run.scope.session_id, Kept(repl, self._mark))
+            await self._cells.variables.keep(run.scope.session_id, KeptVariables(repl, self._mark))
 
     # ------------------------------------------------------------------ its state
 

@@ -22,7 +22,7 @@ AFTER_UNKNOWN = Failed(
 )
 
 
-class Diverged(Exception):
+class CellDiverged(Exception):
     """A cell that runs again does not ask for what is recorded: the message shows both."""
 
 
@@ -53,7 +53,7 @@ class Dialogue:
                 continue
             before = recorded[call.number]
             if (before.name, before.args) != (call.name, decode(encode(call.args))):
-                raise Diverged(
+                raise CellDiverged(
                     f"Line {call.line} calls {_words(call.name, call.args)}, and call {call.number} of this cell "
                     f"is recorded as {_words(before.name, before.args)}."
                 )

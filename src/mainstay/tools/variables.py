@@ -30,7 +30,7 @@ from mainstay.model.session import Dump
 from mainstay.ports.code import Executor, Repl
 from mainstay.ports.host import Clock
 from mainstay.ports.store import Store
-from mainstay.tools.dialogue import Dialogue, Diverged
+from mainstay.tools.dialogue import CellDiverged, Dialogue
 from mainstay.turn.tools import functions
 
 log = logging.getLogger("mainstay.tools")
@@ -77,7 +77,7 @@ encode_saved = msgspec.json.encode
 _decode = msgspec.json.Decoder(Saved).decode
 
 
-class Kept(Struct, frozen=True):
+class KeptVariables(Struct, frozen=True):
     """Variables that are there, as the cell `mark` left them. `fresh`: why those of the cells before are lost.
 
     `saved`: the cell that is to run stands in its middle.
@@ -102,9 +102,9 @@ class Variables:
 
     def __init__(self, store: Store, clock: Clock, past: Past) -> None:
         self._store, self._clock, self._past = store, clock, past
-        self._kept: dict[str, Kept] = {}
+        self._kept: dict[str, KeptVariables] = {}
 
-    async def keep(self, session_id: str, kept: Kept) -> None:
+    async def keep(self, session_id: str, kept: KeptVariables) -> None:
         self._kept[session_id] = kept
         while len(self._kept) > MOST_KEPT:
             await self._kept.pop(next(iter(self._kept))).repl.close()
@@ -115,7 +115,9 @@ class Variables:
 
     # ------------------------------------------------------------------ finding them
 
-    async def find(self, run: Run, executor: Executor, cell: Cell, earlier: Sequence[Cell], dumps: bool = True) -> Kept:
+    async def find(
+        self, run: Run, executor: Executor, cell: Cell, earlier: Sequence[Cell], dumps: bool = True
+    ) -> KeptVariables:
         """The variables before `cell`, or that cell in its middle. `earlier` are those of the turn before it that have
         left some. Without `dumps` none is loaded: one took its worker with it, perhaps."""
         kept = self._kept.pop(run.scope.session_id, None)
@@ -126,7 +128,7 @@ class Variables:
         if run.scope.turn == 1 and not run.resumed and not earlier:
             row = await self._store.session_by_sid(run.scope.sid)
             if row is not None and row.fork is None:
-                return Kept(await executor.open(), None)  # the first cell of a session
+                return KeptVariables(await executor.open(), None)  # the first cell of a session
         if dumps:
             async for sealed in self._sealed(run):
                 found = await self._opened(run, executor, sealed, cell, earlier)
@@ -160,7 +162,7 @@ class Variables:
 
     async def _opened(
         self, run: Run, executor: Executor, sealed: bytes, cell: Cell, earlier: Sequence[Cell]
-    ) -> Kept | None:
+    ) -> KeptVariables | None:
         try:
             repl = await executor.open(sealed, functions(run.agent.catalog.specs))
         except DumpRefused as refused:
@@ -174,14 +176,16 @@ class Variables:
         paused = repl.paused
         if paused is not None:
             if _goes_on(saved, paused, cell):
-                return Kept(repl, saved.mark, saved.fresh, saved)
+                return KeptVariables(repl, saved.mark, saved.fresh, saved)
             await repl.rollback()
             if saved.fresh:  # it began without the variables that `mark` left
                 await repl.close()
                 return None
-        return await self._brought_forward(run, executor, Kept(repl, saved.mark), earlier)
+        return await self._brought_forward(run, executor, KeptVariables(repl, saved.mark), earlier)
 
-    async def _brought_forward(self, run: Run, executor: Executor, kept: Kept, earlier: Sequence[Cell]) -> Kept | None:
+    async def _brought_forward(
+        self, run: Run, executor: Executor, kept: KeptVariables, earlier: Sequence[Cell]
+    ) -> KeptVariables | None:
         """These variables, after the cells that have ended since; None, and closed, where they are of no use."""
         mark, scope = kept.mark, run.scope
         if mark is not None and (mark.sid, mark.turn) == (scope.sid, scope.turn):
@@ -196,8 +200,8 @@ class Variables:
                 return kept
             try:
                 await self._run_again(run, kept.repl, since)
-                return Kept(kept.repl, marks[-1])
-            except (Lost, Diverged) as error:
+                return KeptVariables(kept.repl, marks[-1])
+            except (Lost, CellDiverged) as error:
                 log.info("variables of %s are made from the first cell on: %s", run.turn_id, error)
             except BaseException:  # also a cancel: what is half made is of no use
                 await kept.repl.close()
@@ -205,17 +209,17 @@ class Variables:
         await kept.repl.close()
         return None
 
-    async def _made_again(self, run: Run, executor: Executor, cells: Sequence[Cell]) -> Kept:
+    async def _made_again(self, run: Run, executor: Executor, cells: Sequence[Cell]) -> KeptVariables:
         mark, repl = mark_of(cells[-1]) if cells else None, await executor.open()
         try:
             await self._run_again(run, repl, cells)
-            return Kept(repl, mark)
+            return KeptVariables(repl, mark)
         except BaseException as error:  # also a cancel: what is half made is of no use
             await repl.close()
-            if not isinstance(error, Lost | Diverged):
+            if not isinstance(error, Lost | CellDiverged):
                 raise
             names = dict.fromkeys([name for cell in cells for name in executor.binds(cell.code)])
-            return Kept(await executor.open(), mark, f"{error} They were: {', '.join(names) or 'none'}.")
+            return KeptVariables(await executor.open(), mark, f"{error} They were: {', '.join(names) or 'none'}.")
 
     # ------------------------------------------------------------------ making them again
 

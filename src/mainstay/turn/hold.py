@@ -60,7 +60,7 @@ class Ladder(Struct, frozen=True, omit_defaults=True):
     news: tuple[News, ...] = ()
 
 
-class Hold(Struct, frozen=True, gc=False):
+class ParkTurn(Struct, frozen=True, gc=False):
     """Park until one of these ends, and no longer than until `due`."""
 
     commands: tuple[str, ...]
@@ -68,7 +68,7 @@ class Hold(Struct, frozen=True, gc=False):
     ladder: Ladder
 
 
-class Tell(Struct, frozen=True, gc=False):
+class AskAgain(Struct, frozen=True, gc=False):
     """Ask the model again: these have ended, or (`late`) are waited for no longer; `live` are held still."""
 
     ended: tuple[str, ...] = ()
@@ -83,7 +83,7 @@ class Update(Struct, frozen=True, gc=False):
     ladder: Ladder
 
 
-class Cancel(Struct, frozen=True, gc=False):
+class CancelLate(Struct, frozen=True, gc=False):
     """Ask these to end, whose time is over, and decide again: the turn is held for their ends."""
 
     commands: tuple[str, ...]
@@ -96,34 +96,34 @@ def decide(
     limit: int,
     ladder: Ladder,
     at_limit: AtLimit = "release",
-) -> Hold | Tell | Update | Cancel | None:
+) -> ParkTurn | AskAgain | Update | CancelLate | None:
     """What becomes of a turn that has an answer. `held` are the commands that it was held for before, since this
     answer, None where it was not; each is held for `limit` ms from its start, and one that is to end until it has.
     None: the turn ends."""
     over = [each for each in commands if each.live and not each.stopping and now >= each.since + limit]
     if over and at_limit == "cancel":
-        return Cancel(tuple([each.id for each in over]))
+        return CancelLate(tuple([each.id for each in over]))
     live = [each for each in commands if each.live and each not in over]
     ids = tuple([each.id for each in live])
     if held is not None:
         ended = tuple([each.id for each in commands if each.id in held and not each.live])
         late = tuple([each.id for each in over if each.id in held])
         if ended or late:
-            return Tell(ended, late, ids)
+            return AskAgain(ended, late, ids)
     if not live:
         return None
     if ladder.news:
         return Update(ids, ladder)
     end = min([each.since + limit for each in live if not each.stopping], default=now + LONGEST_LOOK)
     if ladder.updates >= UPDATES:
-        return Hold(ids, end, ladder)
+        return ParkTurn(ids, end, ladder)
     due, looked = now >= ladder.next, ladder.next > 0
     if (due and looked) or _first_stderr(live, ladder):
         ladder = _look(live, ladder, now)
     if due:
         looks = ladder.looks + looked
         ladder = replace(ladder, looks=looks, next=now + min(FIRST_LOOK << min(looks, 10), LONGEST_LOOK))
-    return Update(ids, ladder) if ladder.news else Hold(ids, min(end, ladder.next), ladder)
+    return Update(ids, ladder) if ladder.news else ParkTurn(ids, min(end, ladder.next), ladder)
 
 
 def _first_stderr(live: Sequence[HeldCommand], ladder: Ladder) -> bool:

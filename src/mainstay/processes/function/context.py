@@ -76,9 +76,9 @@ E = TypeVar("E")
 
 P = ParamSpec("P")
 
-Work: TypeAlias = Coroutine[Any, Any, T]
+BranchWork: TypeAlias = Coroutine[Any, Any, T]
 """A branch: what runs beside others."""
-Recovery: TypeAlias = Literal["once", "rerun"]
+StepRecovery: TypeAlias = Literal["once", "rerun"]
 """What becomes of a step that a crash interrupted."""
 
 MAX_SLEEP = 100 * 366 * 86_400
@@ -157,7 +157,7 @@ class ProcessContext(Generic[Deps]):
         /,
         *,
         name: str | None = None,
-        recovery: Recovery | None = None,
+        recovery: StepRecovery | None = None,
         retries: int | None = None,
         timeout: float | None = None,
     ) -> R: ...
@@ -168,7 +168,9 @@ class ProcessContext(Generic[Deps]):
     @overload
     async def step(self, fn: Callable[..., Any], /, *args: Any, name: str | None, **kwargs: Any) -> Any: ...
     @overload
-    async def step(self, fn: Callable[..., Any], /, *args: Any, recovery: Recovery | None, **kwargs: Any) -> Any: ...
+    async def step(
+        self, fn: Callable[..., Any], /, *args: Any, recovery: StepRecovery | None, **kwargs: Any
+    ) -> Any: ...
     @overload
     async def step(self, fn: Callable[..., Any], /, *args: Any, retries: int | None, **kwargs: Any) -> Any: ...
     @overload
@@ -185,7 +187,7 @@ class ProcessContext(Generic[Deps]):
         /,
         *args: Any,
         name: str | None = None,
-        recovery: Recovery | None = None,
+        recovery: StepRecovery | None = None,
         retries: int | None = None,
         timeout: float | None = None,
         **kwargs: Any,
@@ -498,38 +500,59 @@ class ProcessContext(Generic[Deps]):
 
     # Branches of different types keep them, up to five; a checker that sees more of them takes one type for all.
     @overload
-    async def gather(self, a: Work[A], /) -> tuple[A]: ...
+    async def gather(self, a: BranchWork[A], /) -> tuple[A]: ...
     @overload
-    async def gather(self, a: Work[A], b: Work[B], /) -> tuple[A, B]: ...
+    async def gather(self, a: BranchWork[A], b: BranchWork[B], /) -> tuple[A, B]: ...
     @overload
-    async def gather(self, a: Work[A], b: Work[B], c: Work[C], /) -> tuple[A, B, C]: ...
-    @overload
-    async def gather(self, a: Work[A], b: Work[B], c: Work[C], d: Work[D], /) -> tuple[A, B, C, D]: ...
-    @overload
-    async def gather(self, a: Work[A], b: Work[B], c: Work[C], d: Work[D], e: Work[E], /) -> tuple[A, B, C, D, E]: ...
-    @overload
-    async def gather(self, *branches: Work[T]) -> tuple[T, ...]: ...
-    @overload
-    async def gather(self, a: Work[A], /, *, return_exceptions: Literal[True]) -> tuple[A | BaseException]: ...
+    async def gather(self, a: BranchWork[A], b: BranchWork[B], c: BranchWork[C], /) -> tuple[A, B, C]: ...
     @overload
     async def gather(
-        self, a: Work[A], b: Work[B], /, *, return_exceptions: Literal[True]
+        self, a: BranchWork[A], b: BranchWork[B], c: BranchWork[C], d: BranchWork[D], /
+    ) -> tuple[A, B, C, D]: ...
+    @overload
+    async def gather(
+        self, a: BranchWork[A], b: BranchWork[B], c: BranchWork[C], d: BranchWork[D], e: BranchWork[E], /
+    ) -> tuple[A, B, C, D, E]: ...
+    @overload
+    async def gather(self, *branches: BranchWork[T]) -> tuple[T, ...]: ...
+    @overload
+    async def gather(self, a: BranchWork[A], /, *, return_exceptions: Literal[True]) -> tuple[A | BaseException]: ...
+    @overload
+    async def gather(
+        self, a: BranchWork[A], b: BranchWork[B], /, *, return_exceptions: Literal[True]
     ) -> tuple[A | BaseException, B | BaseException]: ...
     @overload
     async def gather(
-        self, a: Work[A], b: Work[B], c: Work[C], /, *, return_exceptions: Literal[True]
+        self, a: BranchWork[A], b: BranchWork[B], c: BranchWork[C], /, *, return_exceptions: Literal[True]
     ) -> tuple[A | BaseException, B | BaseException, C | BaseException]: ...
     @overload
     async def gather(
-        self, a: Work[A], b: Work[B], c: Work[C], d: Work[D], /, *, return_exceptions: Literal[True]
+        self,
+        a: BranchWork[A],
+        b: BranchWork[B],
+        c: BranchWork[C],
+        d: BranchWork[D],
+        /,
+        *,
+        return_exceptions: Literal[True],
     ) -> tuple[A | BaseException, B | BaseException, C | BaseException, D | BaseException]: ...
     @overload
     async def gather(
-        self, a: Work[A], b: Work[B], c: Work[C], d: Work[D], e: Work[E], /, *, return_exceptions: Literal[True]
+        self,
+        a: BranchWork[A],
+        b: BranchWork[B],
+        c: BranchWork[C],
+        d: BranchWork[D],
+        e: BranchWork[E],
+        /,
+        *,
+        return_exceptions: Literal[True],
     ) -> tuple[A | BaseException, B | BaseException, C | BaseException, D | BaseException, E | BaseException]: ...
     @overload
-    async def gather(self, *branches: Work[T], return_exceptions: Literal[True]) -> tuple[T | BaseException, ...]: ...
-    async def gather(self, *branches: Work[Any], return_exceptions: bool = False) -> tuple[Any, ...]:
+    async def gather(
+        self, *branches: BranchWork[T], return_exceptions: Literal[True]
+    ) -> tuple[T | BaseException, ...]: ...
+    async def gather(self, *branches: BranchWork[Any], return_exceptions: bool = False) -> tuple[Any, ...]:
         """Run branches at once and wait for all of them: their results, in order. The first error is raised last."""
         group = await self._run_all("gather", branches)
         if return_exceptions:
@@ -540,20 +563,22 @@ class ProcessContext(Generic[Deps]):
         return tuple(group.values)
 
     @overload
-    async def any(self, a: Work[A], /) -> tuple[int, A]: ...
+    async def any(self, a: BranchWork[A], /) -> tuple[int, A]: ...
     @overload
-    async def any(self, a: Work[A], b: Work[B], /) -> tuple[int, A | B]: ...
+    async def any(self, a: BranchWork[A], b: BranchWork[B], /) -> tuple[int, A | B]: ...
     @overload
-    async def any(self, a: Work[A], b: Work[B], c: Work[C], /) -> tuple[int, A | B | C]: ...
-    @overload
-    async def any(self, a: Work[A], b: Work[B], c: Work[C], d: Work[D], /) -> tuple[int, A | B | C | D]: ...
+    async def any(self, a: BranchWork[A], b: BranchWork[B], c: BranchWork[C], /) -> tuple[int, A | B | C]: ...
     @overload
     async def any(
-        self, a: Work[A], b: Work[B], c: Work[C], d: Work[D], e: Work[E], /
+        self, a: BranchWork[A], b: BranchWork[B], c: BranchWork[C], d: BranchWork[D], /
+    ) -> tuple[int, A | B | C | D]: ...
+    @overload
+    async def any(
+        self, a: BranchWork[A], b: BranchWork[B], c: BranchWork[C], d: BranchWork[D], e: BranchWork[E], /
     ) -> tuple[int, A | B | C | D | E]: ...
     @overload
-    async def any(self, *branches: Work[T]) -> tuple[int, T]: ...
-    async def any(self, *branches: Work[Any]) -> tuple[int, Any]:
+    async def any(self, *branches: BranchWork[T]) -> tuple[int, T]: ...
+    async def any(self, *branches: BranchWork[Any]) -> tuple[int, Any]:
         """Run branches at once: which one succeeded first, and its result. The others are dropped.
 
         A dropped branch is stopped at the call where it is, as by a cancel request. It may clean up; this waits for it.
@@ -567,18 +592,22 @@ class ProcessContext(Generic[Deps]):
         return group.chosen, group.values[group.chosen]
 
     @overload
-    async def all(self, a: Work[A], /) -> tuple[A]: ...
+    async def all(self, a: BranchWork[A], /) -> tuple[A]: ...
     @overload
-    async def all(self, a: Work[A], b: Work[B], /) -> tuple[A, B]: ...
+    async def all(self, a: BranchWork[A], b: BranchWork[B], /) -> tuple[A, B]: ...
     @overload
-    async def all(self, a: Work[A], b: Work[B], c: Work[C], /) -> tuple[A, B, C]: ...
+    async def all(self, a: BranchWork[A], b: BranchWork[B], c: BranchWork[C], /) -> tuple[A, B, C]: ...
     @overload
-    async def all(self, a: Work[A], b: Work[B], c: Work[C], d: Work[D], /) -> tuple[A, B, C, D]: ...
+    async def all(
+        self, a: BranchWork[A], b: BranchWork[B], c: BranchWork[C], d: BranchWork[D], /
+    ) -> tuple[A, B, C, D]: ...
     @overload
-    async def all(self, a: Work[A], b: Work[B], c: Work[C], d: Work[D], e: Work[E], /) -> tuple[A, B, C, D, E]: ...
+    async def all(
+        self, a: BranchWork[A], b: BranchWork[B], c: BranchWork[C], d: BranchWork[D], e: BranchWork[E], /
+    ) -> tuple[A, B, C, D, E]: ...
     @overload
-    async def all(self, *branches: Work[T]) -> tuple[T, ...]: ...
-    async def all(self, *branches: Work[Any]) -> tuple[Any, ...]:
+    async def all(self, *branches: BranchWork[T]) -> tuple[T, ...]: ...
+    async def all(self, *branches: BranchWork[Any]) -> tuple[Any, ...]:
         """Run branches at once: all results, in order. The first error drops the others, and is raised then."""
         group = await self._run_all("all", branches)
         error = None if group.chosen is None else group.errors[group.chosen]

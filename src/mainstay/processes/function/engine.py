@@ -55,7 +55,7 @@ from mainstay.tools.define import Arguments, read_signature, returns_codec
 from mainstay.tools.revive import ValueCodec, to_json
 
 P = ParamSpec("P")
-Context: TypeAlias = ProcessContext[Any]
+AnyContext: TypeAlias = ProcessContext[Any]
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 
@@ -184,7 +184,7 @@ def _event(owner: str, declared: EventType | str) -> EventType:
 
 # To a checker the context comes first, so that it sees the other arguments; when it runs it may stand anywhere.
 @overload
-def process(fn: Callable[Concatenate[Context, P], Coroutine[Any, Any, R]], /) -> Process[P, R]: ...
+def process(fn: Callable[Concatenate[AnyContext, P], Coroutine[Any, Any, R]], /) -> Process[P, R]: ...
 @overload
 def process(
     *,
@@ -193,7 +193,7 @@ def process(
     signals: Mapping[str, Any] | None = None,
     events: Iterable[EventType | str] = (),
     max_attempts: int | None = None,
-) -> Callable[[Callable[Concatenate[Context, P], Coroutine[Any, Any, R]]], Process[P, R]]: ...
+) -> Callable[[Callable[Concatenate[AnyContext, P], Coroutine[Any, Any, R]]], Process[P, R]]: ...
 def process(
     fn: Callable[..., Any] | None = None,
     /,

@@ -247,7 +247,7 @@ class Waiter(Struct, eq=False):
     result: asyncio.Future[Any]
 
 
-class Waits:
+class ProcessWaits:
     """The waits of one process. `park` writes it to disk, or returns False when something has happened meanwhile;
     `failed` is given an error of that.
 
@@ -486,7 +486,7 @@ class Scheduler:
         seconds_until: Callable[[int, int], float],
     ) -> None:
         self._run, self._process_id, self._journal, self._replay = run, run.row.id, run.journal, replay
-        self.waits = Waits(run.host.clock, seconds_until, self._park, run.rest, self.fail, working=1)
+        self.waits = ProcessWaits(run.host.clock, seconds_until, self._park, run.rest, self.fail, working=1)
         self._tasks: dict[asyncio.Task[Any], FunctionBranch] = {}
         self.request: CancelRequest | None = None
         self.taken: set[int] = replay.taken

@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeAlias
 
 from mainstay.engine.journal import spill, write_referring
-from mainstay.engine.runner import Mode, Supervisor
+from mainstay.engine.runner import RuntimeMode, Supervisor
 from mainstay.errors import MainstayError, SessionDeleted, SessionFull, StoreError, UnknownSession
 from mainstay.lifecycle.process import statuses, target
 from mainstay.model.codec import encode_checked
@@ -65,7 +65,7 @@ class Wakes:
         store: Store,
         clock: Clock,
         random: Random,
-        mode: Mode,
+        mode: RuntimeMode,
         supervisor: Supervisor,
         turns: Turns,
         definitions: Mapping[str, Definition],

@@ -37,7 +37,7 @@ from mainstay.stores.files import LINK, access_of, identity, make_parents, open_
 from mainstay.stores.os_process import OUT_OF_MEMORY, new_store_id
 from mainstay.stores.rules.rows import Transaction, run
 from mainstay.stores.sqlite import schema
-from mainstay.stores.sqlite.locks import LockFile, Noted, SharedLock, join
+from mainstay.stores.sqlite.locks import LockFile, LockNote, SharedLock, join
 from mainstay.stores.sqlite.records import NODES, bad_nodes, bad_rows, node_crc, node_place, node_position
 from mainstay.stores.sqlite.rows import SqlRows
 from mainstay.stores.sqlite.search import MARK, WHOLE, WordIndex
@@ -430,7 +430,7 @@ class WriterFile:
             put_mark(connection, COPY, WITHOUT_LOCK)
             self._tip = connection.execute("UPDATE tip SET count = count + 1 RETURNING count").fetchone()[0]
             connection.execute("COMMIT")
-        self._lock.note_first(Noted(0, self._tip))
+        self._lock.note_first(LockNote(0, self._tip))
 
     def _read_marks(self, connection: sqlite3.Connection) -> None:
         """What the store knows of itself: its secret, its id, and why nothing in it may be worked on, if so."""
@@ -525,7 +525,7 @@ class WriterFile:
         if self._rows.rewrote:
             # Killed before the new note, a store whose noted record is gone or another one would be refused.
             noted = self._lock.noted()
-            self._lock.note(Noted(noted.writes, noted.tip, 0, 0))
+            self._lock.note(LockNote(noted.writes, noted.tip, 0, 0))
         self._connection.execute("COMMIT")
         if (gone := self._files.displaced()) is not None and not self._fold(gone):
             raise self._refusal(gone)
@@ -537,7 +537,7 @@ class WriterFile:
         others, last = self._counted
         self._counted = (others + max(0, before.writes - last), before.writes + 1)
         place, crc = self._rows.last or (before.place, before.crc)
-        self._lock.note(Noted(before.writes + 1, max(self._tip, before.tip), place, crc))
+        self._lock.note(LockNote(before.writes + 1, max(self._tip, before.tip), place, crc))
         self._lock.free()
 
     def _fold(self, gone: str) -> bool:

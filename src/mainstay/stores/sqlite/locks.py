@@ -117,7 +117,7 @@ def locked_files(folder: Path) -> list[str]:
     return found
 
 
-class Noted(Struct, frozen=True):
+class LockNote(Struct, frozen=True):
     """`writes`: transactions of all processes so far; `tip`: of those without a record; the last record's identity."""
 
     writes: int = 0
@@ -170,19 +170,19 @@ class LockFile:
         except OSError as error:  # only when the descriptor is gone, and with it the lock
             log.error("cannot unlock %s: %s", self.path, error)
 
-    def noted(self) -> Noted:
+    def noted(self) -> LockNote:
         try:
             data = os.pread(self._descriptor, _FORMAT.size, 0)
         except OSError as error:
             raise StoreUnavailable(f"cannot read {self.path}: {error.strerror}") from None
-        return Noted(*_FORMAT.unpack(data)) if len(data) == _FORMAT.size else Noted()
+        return LockNote(*_FORMAT.unpack(data)) if len(data) == _FORMAT.size else LockNote()
 
     @property
     def blank(self) -> bool:
         """Whether nothing was ever noted here."""
         return os.fstat(self._descriptor).st_size < _FORMAT.size
 
-    def note_first(self, noted: Noted) -> None:
+    def note_first(self, noted: LockNote) -> None:
         """Note where there was no note, or none that holds any more, and make that durable."""
         try:
             os.pwrite(self._descriptor, _FORMAT.pack(noted.writes, noted.tip, noted.place, noted.crc), 0)
@@ -191,7 +191,7 @@ class LockFile:
         except OSError as error:
             raise StoreUnavailable(f"cannot write {self.path}: {error.strerror}") from None
 
-    def note(self, noted: Noted) -> None:
+    def note(self, noted: LockNote) -> None:
         try:
             os.pwrite(self._descriptor, _FORMAT.pack(noted.writes, noted.tip, noted.place, noted.crc), 0)
         except OSError as error:

@@ -37,7 +37,7 @@ from mainstay.stores.blobs import FileBlobs
 from mainstay.stores.files import PRIVATE, access_of, make_parents, open_file, sync_folder
 from mainstay.stores.os_process import new_store_id
 from mainstay.stores.sqlite.database import BACKUP, COPY, ID, connect, is_referred_to, marks, migrate, put_mark, reading
-from mainstay.stores.sqlite.locks import LockFile, Noted, locked_files
+from mainstay.stores.sqlite.locks import LockFile, LockNote, locked_files
 
 R = TypeVar("R")
 
@@ -181,7 +181,7 @@ def restore(path: Path) -> str:
             connection.execute("DELETE FROM meta WHERE key IN (?, ?)", (COPY, f"{COPY}_crc"))
             tip = connection.execute("UPDATE tip SET count = count + 1 RETURNING count").fetchone()[0]
             connection.execute("COMMIT")
-            lock.note_first(Noted(lock.noted().writes + 1, tip))
+            lock.note_first(LockNote(lock.noted().writes + 1, tip))
     finally:
         lock.close()
     return own

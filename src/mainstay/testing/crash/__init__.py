@@ -21,7 +21,7 @@ In process, the ports of a dead incarnation never answer again. What a tool chan
 be stopped there; `real=True` has no such gap.
 """
 
-from mainstay.testing.crash.injection import MODES, Crash, Ledger, LedgerLine, Mode, Point
+from mainstay.testing.crash.injection import MODES, Crash, FaultMode, Ledger, LedgerLine, Point
 from mainstay.testing.crash.runner import (
     ForkServer,
     KillResult,
@@ -47,11 +47,15 @@ from mainstay.testing.crash.scenario import (
     scratch,
 )
 
+Mode = FaultMode
+"""Its first name, kept for programs that import it."""
+
 __all__ = [
     "MODES",
     "CallEnding",
     "Crash",
     "Ending",
+    "FaultMode",
     "ForkServer",
     "KillResult",
     "Lab",

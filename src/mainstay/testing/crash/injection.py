@@ -78,10 +78,10 @@ from mainstay.tools.define import Tool
 
 R = TypeVar("R")
 
-Mode: TypeAlias = Literal["before", "lost", "hang", "late", "unheard"]
+FaultMode: TypeAlias = Literal["before", "lost", "hang", "late", "unheard"]
 Kind: TypeAlias = Literal["record", "write", "blob", "model", "chunk", "body", "effect", "mark"]
 
-MODES: dict[Kind, tuple[Mode, ...]] = {
+MODES: dict[Kind, tuple[FaultMode, ...]] = {
     "record": ("before", "lost", "hang", "late", "unheard"),
     "write": ("before", "lost", "hang", "unheard"),
     "blob": ("before", "lost", "hang"),
@@ -107,7 +107,7 @@ class Crash(Struct, frozen=True):
     """Where an incarnation ends, and how."""
 
     point: str
-    mode: Mode = "before"
+    mode: FaultMode = "before"
 
     def __str__(self) -> str:
         return f"{self.mode} {self.point}"
@@ -240,7 +240,7 @@ class FaultInjector:
             self.die_in_thread()
         return result
 
-    def _pass(self, kind: Kind, label: str) -> tuple[Point, Mode | None]:
+    def _pass(self, kind: Kind, label: str) -> tuple[Point, FaultMode | None]:
         count = self._counts[label] = self._counts.get(label, 0) + 1
         point = Point(label if count == 1 else f"{label} #{count}", kind)
         self.trace.append(point)

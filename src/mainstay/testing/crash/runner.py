@@ -38,7 +38,7 @@ from mainstay.errors import InvalidDefinition
 from mainstay.ports.store import Store
 from mainstay.stores.memory import MemoryRows, MemoryStore
 from mainstay.stores.sqlite import SqliteStore
-from mainstay.testing.crash.injection import MODES, Crash, FaultInjector, Ledger, Mode, Point
+from mainstay.testing.crash.injection import MODES, Crash, FaultInjector, FaultMode, Ledger, Point
 from mainstay.testing.crash.scenario import (
     Ending,
     Lab,
@@ -55,8 +55,8 @@ from mainstay.testing.crash.scenario import (
 StoreKind: TypeAlias = Literal["memory", "sqlite", "sqlite-thread"]
 """`sqlite` commits on the event loop whatever it can, `sqlite-thread` nothing. In use, the disk decides."""
 
-USUAL: tuple[Mode, ...] = ("before", "lost", "hang")
-REAL: tuple[Mode, ...] = ("before", "lost")
+USUAL: tuple[FaultMode, ...] = ("before", "lost", "hang")
+REAL: tuple[FaultMode, ...] = ("before", "lost")
 
 SLOW_DISK = 0.08
 """Seconds a statement takes before the process dies in it, when a slow disk is asked for."""
@@ -79,7 +79,7 @@ class Statement(Struct, frozen=True):
     slow: bool = False
 
 
-class Job(Struct, frozen=True):
+class CrashRun(Struct, frozen=True):
     """One run."""
 
     scenario: Reference
@@ -181,7 +181,7 @@ class ForkServer:
         assert self._server is not None
         assert self._server.stdin is not None
         assert self._server.stdout is not None
-        job = Job(
+        job = CrashRun(
             refer_to(scenario),
             folder,
             number,
@@ -220,7 +220,7 @@ def refer_to(fn: Callable[..., Any]) -> Reference:
 def serve() -> None:
     """Fork for every job on stdin, and answer with how the fork ended. Runs no thread and no event loop."""
     for line in sys.stdin.buffer:
-        job = msgspec.json.decode(line, type=Job)
+        job = msgspec.json.decode(line, type=CrashRun)
         scenario = find(job.scenario)  # before the fork, so that it is imported once
         child = os.fork()
         if child == 0:
@@ -272,7 +272,7 @@ def _module(reference: Reference) -> ModuleType:
 # ---------------------------------------------------------------------- forks: a run
 
 
-def _become(job: Job, scenario: Callable[[Lab], Any]) -> None:
+def _become(job: CrashRun, scenario: Callable[[Lab], Any]) -> None:
     """Run the job in the fork and exit. Never returns into the server's loop."""
     status = 1
     try:
@@ -290,7 +290,7 @@ def _become(job: Job, scenario: Callable[[Lab], Any]) -> None:
         os._exit(status)
 
 
-async def _live(job: Job, scenario: Callable[[Lab], Any]) -> RunResult:
+async def _live(job: CrashRun, scenario: Callable[[Lab], Any]) -> RunResult:
     faults = FaultInjector(job.crash, real=True, incarnation=job.incarnation)
     statements = _Statements(faults, job.statement)
     path = Path(job.folder, "crash.db")
@@ -591,7 +591,7 @@ def kill_everywhere(  # noqa: PLR0913  # what a test may say, each by name
     *,
     store: StoreKind = "memory",
     real: bool = False,
-    modes: Sequence[Mode] | None = None,
+    modes: Sequence[FaultMode] | None = None,
     resume: Scenario | None = None,
     timeout: float = 30.0,
     sample: int | None = None,
@@ -634,7 +634,7 @@ async def kill_everywhere_async(scenario: Scenario, **options: Any) -> Report:
     return await on_a_thread(kill_everywhere, scenario, **options)
 
 
-def plans(trace: Iterable[Point], modes: Sequence[Mode]) -> Generator[Crash, None, None]:
+def plans(trace: Iterable[Point], modes: Sequence[FaultMode]) -> Generator[Crash, None, None]:
     """Every way to die at every point of a trace."""
     for point in trace:
         for mode in MODES[point.kind]:
