@@ -19,6 +19,7 @@ from msgspec import Struct
 from mainstay import Plugin, Runtime, tool
 from mainstay.codemode.dumps import key_beside
 from mainstay.codemode.monty import MontyExecutor
+from mainstay.model.code import CPython
 from mainstay.model.tool import ToolSpec
 from mainstay.ports.code import Executor, Repl
 from tests.kit import SOON, crash, until
@@ -84,8 +85,13 @@ class Seen(Struct):
     attempts: list[int]
 
 
+IN_CPYTHON = "in cpython"
+"""Folders whose names begin so are of an agent whose cells run in CPython."""
+
+
 def looker(folder: Path, sandbox: Sandbox, *answers: str, hang: int = -1, hangs: asyncio.Event | None = None) -> Any:
     """An agent whose tool writes down what it is called with, and hangs at one of these calls."""
+    full = folder.name.startswith(IN_CPYTHON)
 
     @tool(recovery="rerun")
     async def look(n: int) -> int:
@@ -97,7 +103,7 @@ def looker(folder: Path, sandbox: Sandbox, *answers: str, hang: int = -1, hangs:
             await asyncio.Event().wait()
         return n + 1
 
-    return coder(*answers, tools=[look], plugins=[sandbox])
+    return coder(*answers, tools=[look], plugins=[] if full else [sandbox], code=CPython() if full else None)
 
 
 async def leave(folder: Path, call: int) -> None:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from mainstay import Agent, Plugin, Runtime, ToolContext, tool
@@ -19,6 +23,7 @@ from mainstay.testing import ScriptedModel
 from tests.codemode.kit import require_sandbox
 from tests.kit import SOON, until
 from tests.tools.coding import cell, coder, outputs
+from tests.tools.saving import CALLS, IN_CPYTHON, TOLD, Seen, leave
 
 
 @pytest.fixture(autouse=True)
@@ -197,3 +202,32 @@ async def test_machine_without_a_sandbox_is_refused_at_entry_unless_that_is_acce
     async with Runtime(store, agents=[agent]) as runtime:
         result = await (await runtime.session("s")).run("go")
     assert outputs(result.messages) == ["Output of the cell:\nTrue"]
+
+
+# A process of CPython is begun for each of them, twice: some of the calls, and with MAINSTAY_CODE=cpython all.
+IN_FULL = range(CALLS) if os.environ.get("MAINSTAY_CODE") == "cpython" else (1, 4)
+
+
+def test_cell_in_cpython_left_in_a_call_ends_the_same_in_another_process(tmp_path: Path) -> None:
+    """There is no state to save: the cells are made again from their answers."""
+    folders = [tmp_path / f"{IN_CPYTHON} {call}" for call in IN_FULL]
+
+    async def leave_all() -> None:
+        for call, folder in zip(IN_FULL, folders, strict=True):
+            folder.mkdir()
+            await leave(folder, call)
+
+    asyncio.run(leave_all())
+    said = subprocess.run(
+        [sys.executable, "-m", "tests.tools.saving", *map(str, folders)],
+        stdout=subprocess.PIPE,
+        check=True,
+        timeout=300,
+    ).stdout
+    resumed = msgspec.json.decode(said, type=dict[str, Seen])
+
+    for call, folder in zip(IN_FULL, folders, strict=True):
+        seen = resumed[str(folder)]
+        assert seen.told == TOLD, call
+        assert sorted(seen.ledger) == sorted([100, *range(CALLS), call]), call
+        assert seen.attempts == [1 if n != call + 1 else 2 for n in range(CALLS + 1)], call

@@ -290,6 +290,7 @@ class Cell:
         self.save = False
         self.saved: bytes | None = None
         self._snapshot: Snapshot | None = None
+        self._pending: tuple[Snapshot | None, frozenset[int]] = None, frozenset()
         self._worker: Worker | None = None
         self._printed: list[str] = []
         self._fresh: list[CodeCall] = []
@@ -356,7 +357,7 @@ class Cell:
         return self.end is None and (
             call.sync
             or not isinstance(snapshot, monty.FutureSnapshot)
-            or self._ids[number] in snapshot.pending_call_ids
+            or self._ids[number] in self._pending_in(snapshot)
         )
 
     def forget(self, number: int) -> None:
@@ -471,9 +472,16 @@ class Cell:
     def _wait(self, snapshot: monty.FutureSnapshot) -> Snapshot | None:
         if self._stopped:
             return snapshot.resume({number: _exit(self._stopped) for number in snapshot.pending_call_ids})
-        if not set(snapshot.pending_call_ids) & set(self._ids.values()):
+        if self._pending_in(snapshot).isdisjoint(self._ids.values()):
             raise _Abort(_UNFINISHED)
         return None
+
+    def _pending_in(self, snapshot: monty.FutureSnapshot) -> frozenset[int]:
+        """Monty's numbers of the calls that branches wait for. It makes a list of them each time that it is asked, and
+        a `gather` may have ten thousand."""
+        if self._pending[0] is not snapshot:
+            self._pending = snapshot, frozenset(snapshot.pending_call_ids)
+        return self._pending[1]
 
     def _call(self, snapshot: monty.FunctionSnapshot) -> Snapshot | None:
         name = str(snapshot.function_name)
@@ -550,7 +558,7 @@ class Cell:
             assert isinstance(snapshot, monty.FutureSnapshot)
             return snapshot.resume(dict.fromkeys(snapshot.pending_call_ids, result))
         assert isinstance(snapshot, monty.FutureSnapshot)
-        if identity not in snapshot.pending_call_ids:
+        if identity not in self._pending_in(snapshot):
             return snapshot
         return snapshot.resume({identity: result})
 
