@@ -52,6 +52,14 @@ async def test_a_tool_of_a_namespace_is_called_through_it(repl: Repl) -> None:
     assert again.told == [("github.list-issues", {"repo": "x"})]
 
 
+async def test_a_namespace_with_the_name_of_a_module_leaves_that_to_those_who_import_it(repl: Repl) -> None:
+    code = "import datetime\nday = datetime.datetime.strptime('2020-02-01', '%Y-%m-%d')\nawait calendar_.create('x')"
+    step = await repl.begin(code, [tool("calendar.create", "title:string")], at=AT, seed="s")
+
+    assert isinstance(step, Paused), step
+    assert (step.calls[0].name, step.calls[0].args) == ("calendar.create", {"title": "x"})
+
+
 async def test_gather_lets_calls_out_at_once_and_takes_answers_in_any_order(repl: Repl) -> None:
     code = "import asyncio\nawait asyncio.gather(search('a'), search('b'), pay(3))"
     step = await repl.begin(code, TOOLS, at=AT, seed="s")

@@ -22,6 +22,7 @@ from tests.codemode.kit import TOOLS, tool
         ("class", "class_"),
         ("print", "print_"),
         ("json.dumps", "json_.dumps"),
+        ("calendar.create", "calendar_.create"),
         ("git.print", "git.print_"),
         ("größe", "gr__e"),
         (".x.", "x"),

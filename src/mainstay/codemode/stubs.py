@@ -16,6 +16,7 @@ import builtins
 import hashlib
 import keyword
 import re
+import sys
 import textwrap
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -32,12 +33,9 @@ SETTLE = "settle"
 OWN = frozenset({FINISH, SLEEP, SETTLE})
 """Functions of every cell that are no tools."""
 
-_MODULES = frozenset({
-    "asyncio", "base64", "binascii", "bisect", "collections", "copy", "csv", "dataclasses", "datetime", "decimal",
-    "functools", "hashlib", "itertools", "json", "math", "os", "pathlib", "random", "re", "sys", "time", "tomllib",
-    "typing",
-})  # fmt: skip
-"""A namespace must not hide a module that cells import."""
+_MODULES = frozenset(sys.stdlib_module_names)
+"""A namespace must not hide a module that cells import, nor one that such a module imports: in CPython `strptime` asks
+`calendar` for the names of days. Those of Monty are among them, and both executors give a tool one name."""
 _TAKEN = frozenset(dir(builtins)) | frozenset(keyword.kwlist)
 
 _DEEPEST = 12
