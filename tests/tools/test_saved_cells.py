@@ -9,7 +9,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,11 @@ from msgspec.structs import replace
 from mainstay import Runtime, tool
 from mainstay.codemode.dumps import Dump, key_beside, seal, unseal
 from mainstay.codemode.inside.values import EARLIER
+from mainstay.codemode.monty import MontyExecutor
 from mainstay.engine.host import SystemClock
+from mainstay.model.tool import ToolSpec
 from mainstay.model.write import Append, Commit
+from mainstay.ports.code import Executor
 from mainstay.stores.memory import MemoryRows, MemoryStore
 from mainstay.tools.variables import REBUILD_SECONDS
 from tests.kit import Place
@@ -145,6 +148,36 @@ async def test_call_of_an_earlier_cell_raises_live_and_from_saved_variables_and_
     assert outputs(live.messages) == ["Output of the cell:\n4", f"Output of the cell:\n{EARLIER}"]
     assert outputs(later.new_messages) == [f"Output of the cell:\n{EARLIER}"]
     assert len(sandbox.begun) == (1 if same_key else 3)
+
+
+class Opened(Sandbox):
+    """Notes for each REPL that is opened whether it was had from a dump."""
+
+    def __init__(self) -> None:
+        super().__init__(KEY)
+        self.dumps: list[bool] = []
+
+    def code_executor(self) -> Executor:
+        opened = self.dumps
+
+        class Noting(MontyExecutor):
+            async def open(self, state: bytes | None = None, tools: Sequence[ToolSpec] = ()) -> Any:
+                opened.append(state is not None)
+                return await super().open(state, tools)
+
+        return Noting(key=KEY)
+
+
+async def test_variables_of_idle_sessions_take_a_bounded_room_in_memory_and_are_loaded_again(place: Place) -> None:
+    sandbox, large = Opened(), cell("x = 'x' * 3_000_000")
+    small = cell("print(len(x))")
+    agent = coder(large, "a", large, "b", small, "a again", small, "a once more", plugins=[sandbox])
+    async with place.runtime(agent) as runtime:
+        told = [outputs((await (await runtime.session(each)).run("go")).new_messages)[-1] for each in "abaa"]
+
+    assert told[2:] == ["Output of the cell:\n3000000"] * 2
+    # `a` made room for `b`, and `b` for `a`, whose variables then stay.
+    assert sandbox.dumps == [False, False, True]
 
 
 async def test_fork_has_the_saved_variables_of_where_it_was_forked(place: Place) -> None:

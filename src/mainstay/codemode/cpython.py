@@ -255,6 +255,10 @@ class CPythonRepl:
         return self._names
 
     @property
+    def size(self) -> int:
+        return sum([each.size for each in self._cells])
+
+    @property
     def paused(self) -> Paused | None:
         return None if self._cell is None else Paused(tuple(self._cell.calls.values()))
 

@@ -252,6 +252,10 @@ class MontyRepl:
         return self._names
 
     @property
+    def size(self) -> int:
+        return len(self._variables or b"")
+
+    @property
     def paused(self) -> Paused | None:
         return None if self._cell is None else Paused(tuple(self._cell.calls.values()))
 

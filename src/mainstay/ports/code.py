@@ -36,6 +36,11 @@ class Repl(Protocol):
         """The variables that cells have bound so far."""
         ...
 
+    @property
+    def size(self) -> int:
+        """About how many bytes it holds in this process between two cells."""
+        ...
+
     async def begin(self, code: str, tools: Sequence[ToolSpec], *, at: int, seed: str, check: bool = True) -> CodeStep:
         """Run a cell until it waits or ends. Between cells only.
 

@@ -38,6 +38,9 @@ log = logging.getLogger("mainstay.tools")
 MOST_KEPT = 64
 """Sessions whose variables are kept in memory."""
 
+MOST_HELD = MOST_KEPT * 64 * 1024
+"""Bytes that these may take together. Of larger ones fewer are kept: the others are found again in their dumps."""
+
 REBUILD_SECONDS = 10.0
 """How long cells may be run again to make variables anew; then they are lost, and the model is told."""
 
@@ -106,7 +109,10 @@ class Variables:
 
     async def keep(self, session_id: str, kept: KeptVariables) -> None:
         self._kept[session_id] = kept
-        while len(self._kept) > MOST_KEPT:
+        # The newest stays whatever it takes: its session has more cells to run, most likely.
+        while len(self._kept) > MOST_KEPT or (
+            len(self._kept) > 1 and sum([each.repl.size for each in self._kept.values()]) > MOST_HELD
+        ):
             await self._kept.pop(next(iter(self._kept))).repl.close()
 
     async def close(self) -> None:
