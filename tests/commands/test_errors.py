@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Generator
@@ -31,10 +32,10 @@ async def runtime(tmp_path: Path) -> AsyncIterator[Runtime]:
 
 
 @contextmanager
-def no_more_files() -> Generator[None]:
-    """Nothing more can be opened in this process."""
+def no_more_files(files: int = 0) -> Generator[None]:
+    """Nothing that has this number, or a higher one, can be opened in this process."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
     try:
         yield
     finally:
@@ -65,6 +66,20 @@ async def test_a_process_is_not_gone_because_too_many_files_are_open(commands: C
         with pytest.raises(OSError, match="Too many open files"):
             await job.wait(started)
 
+    await job.kill("enough", 0)
+
+
+async def test_a_shim_that_cannot_be_asked_for_now_costs_no_file(commands: Commands) -> None:
+    job = await commands.start("sleep", "600")
+    next_file = os.dup(0)
+    os.close(next_file)
+
+    with no_more_files(next_file + 1), pytest.raises(OSError, match="Too many open files"):
+        await job.signal(signal.SIGUSR1)  # its folder can be opened, and no socket
+
+    after = os.dup(0)
+    os.close(after)
+    assert after == next_file
     await job.kill("enough", 0)
 
 

@@ -193,14 +193,15 @@ async def test_folder_of_a_shim_that_died_before_it_began_its_command_is_used_ag
     assert ((await ended(job)).code, output(job)) == (0, (b"ran\n", b""))
 
 
-def test_folder_says_to_which_process_it_belongs(tmp_path: Path) -> None:
-    job, earlier, empty = Job(tmp_path / "job"), Job(tmp_path / "earlier"), Job(tmp_path / "empty")
-    job.create("command.c")
-    earlier.create()
+async def test_folder_is_made_by_its_shim_and_says_to_which_process_it_belongs(commands: Commands) -> None:
+    job, earlier, empty = Job(commands.folder / "job"), commands.job(), Job(commands.folder / "empty")
+    await commands.spawner.start(commands.request(job, ["true"], process_id="command.c"))
+    await ended(job)
     (earlier.folder / "lock").touch()
     (earlier.folder / "process").write_text("command.e")
 
     assert (job.process_id(), earlier.process_id(), empty.process_id()) == ("command.c", "command.e", None)
+    assert job.folder.stat().st_mode & 0o777 == 0o700
 
 
 async def test_folder_that_was_voided_begins_nothing(commands: Commands) -> None:

@@ -16,6 +16,7 @@ from mainstay.commands.job import Beginning, Job, Started
 from mainstay.commands.spawner import Spawner, SpawnFailed, check
 from mainstay.errors import CommandsUnavailable, InvalidCommand, RuntimeClosed
 from tests.commands.conftest import Commands, children_of, ended, size
+from tests.commands.host import lives
 from tests.kit import until
 
 ENV = {"PATH": "/usr/bin:/bin"}
@@ -96,7 +97,7 @@ async def test_job_folder_may_have_a_long_path(commands: Commands, tmp_path: Pat
 
 
 async def test_job_folder_that_is_not_there_is_told(commands: Commands) -> None:
-    job = Job(commands.folder / "not made")
+    job = Job(commands.folder / "not made" / "job")
     failed = await commands.spawner.start(commands.request(job, ["true"]))
 
     assert str(failed) == "SpawnFailed(stage='folder', number=2)"
@@ -200,11 +201,15 @@ async def test_spawner_ends_though_a_fork_of_the_runtime_holds_its_socket(comman
         "async def main():\n"
         "    spawner = Spawner()\n"
         "    await spawner._open()\n"
+        "    ahead = spawner.prepare()\n"
         "    if os.fork() == 0:\n"
         "        os.close(1)\n"
         "        sys.stdin.read()\n"
         "        os._exit(0)\n"
-        "    print(spawner._process.pid, flush=True)\n"
+        "    pid, own = spawner._process.pid, []\n"
+        "    while not own:\n"
+        "        own = open(f'/proc/{pid}/task/{pid}/children').read().split()\n"
+        "    print(pid, *own, flush=True)\n"
         "    os.kill(os.getpid(), 9)\n"
         "asyncio.run(main())\n"
     )
@@ -212,8 +217,8 @@ async def test_spawner_ends_though_a_fork_of_the_runtime_holds_its_socket(comman
         [sys.executable, "-W", "ignore", "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as host:
         assert host.stdout is not None
-        pid = int(host.stdout.readline())
-        await until(lambda: not Path(f"/proc/{pid}").exists())
+        spawner, shim = map(int, host.stdout.readline().split())
+        await until(lambda: not lives(spawner) and not lives(shim))
 
 
 async def test_half_a_request_begins_nothing(commands: Commands) -> None:
@@ -380,3 +385,48 @@ async def test_shim_that_gets_no_request_leaves(commands: Commands) -> None:
     prepared.dismiss()
 
     await until(lambda: not children_of(spawner.pid))
+
+
+@pytest.mark.kill
+async def test_leader_that_was_forked_ahead_leaves_with_its_shim(commands: Commands) -> None:
+    prepared = commands.spawner.prepare()
+    assert prepared is not None
+    waiting = await prepared.wait_forked()
+    assert waiting is not None
+    assert commands.spawner._process is not None
+    spawner = commands.spawner._process.pid
+    await until(lambda: any(children_of(shim) for shim in children_of(spawner)))
+    [shim] = children_of(spawner)
+    [leader] = children_of(shim)
+
+    os.kill(shim, signal.SIGKILL)
+
+    await until(lambda: not lives(leader))
+    waiting.close()
+
+
+async def test_shim_of_the_next_command_is_forked_when_one_has_begun(commands: Commands) -> None:
+    await commands.end("true")
+    assert commands.spawner._process is not None
+    spawner = commands.spawner._process.pid
+    await until(lambda: [len(children_of(shim)) for shim in children_of(spawner)] == [1])
+    [shim] = children_of(spawner)
+    [leader] = children_of(shim)
+    job = commands.job()
+    started = await commands.spawner.start(commands.request(job, ["true"]), commands.spawner.prepare())
+
+    assert isinstance(started, Started)
+    assert (started.shim.pid, started.leader.pid) == (shim, leader)
+    assert (await ended(job)).code == 0
+
+
+async def test_shim_of_the_next_command_leaves_with_its_spawner(commands: Commands) -> None:
+    await commands.end("true")
+    assert commands.spawner._process is not None
+    spawner = commands.spawner._process.pid
+    await until(lambda: bool(children_of(spawner)))
+    ready = children_of(spawner)
+
+    await commands.spawner.close()
+
+    await until(lambda: not any(map(lives, ready)))

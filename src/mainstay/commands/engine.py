@@ -397,7 +397,7 @@ class CommandEngine:
             limit = _least(limit, max(most - await self._written(session_id), 1))
         request = StartRequest(
             job.folder, token, command.argv, env, command.cwd, command.stdin, command.pty, command.timeout,
-            command.silence, limit, command.grace, command.strays, rules,
+            command.silence, limit, command.grace, command.strays, rules, process_id=process_id,
         )  # fmt: skip
         try:
             started = await self.spawner.start(request, self._shims.pop(process_id, None), identified)
@@ -551,11 +551,6 @@ class CommandRun:
         run.check()
         reference = run.record.external_ref
         job = Job(jobs / reference["job"])
-        try:
-            await asyncio.to_thread(job.create, run.registration.id)
-        except OSError as error:
-            why = f"its job folder cannot be made: {error.strerror}"
-            return Success(msgspec.to_builtins(self._result("spawn_failed", reason=why)))
         token = reference["token"]
         try:
             started = await engine.spawn(run.registration.id, self._command, job, token, self._identify_soon)

@@ -7,7 +7,7 @@ A folder is enough to find a command again, from any Runtime on its machine:
     `started` there                the shim died: what it left is to be looked for (`os_tree.end_lost`)
     none of these                  the command never ran, and never will: `void` sees to that
 
-`shim.py` writes, and says what each file is. Before it comes, `lock` is made with the id of the command's process.
+`shim.py` makes it and writes there, and says what each file is.
 """
 
 from __future__ import annotations
@@ -158,15 +158,9 @@ class Job:
     def new_name() -> str:
         return secrets.token_hex(16)
 
-    def create(self, process_id: str = "") -> None:
-        """Make the folder, for its owner alone, and note the process that it belongs to."""
+    def create(self) -> None:
+        """Make the folder, for its owner alone."""
         self.folder.mkdir(mode=0o700, exist_ok=True)
-        if process_id:
-            fd = os.open(self.folder / LOCK, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                os.write(fd, process_id.encode())
-            finally:
-                os.close(fd)
 
     def process_id(self) -> str | None:
         """The process that the folder belongs to; None if it does not say."""
@@ -369,7 +363,11 @@ class Job:
             folder = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except FileNotFoundError:
             return None
-        client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        except BaseException:
+            os.close(folder)
+            raise
         client.setblocking(False)
         try:
             until = time.monotonic() + ANSWER_SECONDS

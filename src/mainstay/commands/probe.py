@@ -332,11 +332,11 @@ def run(base: bytes, fields: list[bytes], argv: list[bytes], udp: _socket.socket
     go_theirs, go = os.pipe2(os.O_CLOEXEC)
     null = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
     theirs = [null, out_theirs, failure_theirs, go_theirs]
-    leader = [b"%d" % each for each in (null, out_theirs, out_theirs, go_theirs, failure_theirs, 0, 0o077)]
-    leader += [base + b"/root", b"%d" % len(argv), *argv, b"PATH=/usr/bin:/bin"]
+    leader = [b"%d" % each for each in (null, out_theirs, out_theirs, go_theirs, failure_theirs, 0)]
+    what = [b"1", b"%d" % 0o077, base + b"/root", b"%d" % len(argv), *argv, b"PATH=/usr/bin:/bin"]
     confined = confine.Confined(fields, base + b"/job") if fields else None
     if confined is None:
-        leader.append(b"TMPDIR=" + base)
+        what.append(b"TMPDIR=" + base)
         pid = os.fork()
     else:
         pid = confined.fork(leader, theirs, failure_theirs)
@@ -346,7 +346,7 @@ def run(base: bytes, fields: list[bytes], argv: list[bytes], udp: _socket.socket
     for fd in theirs:
         os.close(fd)
     if pid > 0:
-        os.write(go, b"g")
+        os.write(go, shim.pack(what))
     printed = _read_answering(out, udp)
     why = os.read(failure, 64)
     try:

@@ -17,9 +17,13 @@ What a shim knows is in the job folder, which `job.py` reads:
     status    how it ended: written beside, synced and renamed. Its blocks are reserved before the command begins
     control   a socket for requests (`Control`)
 
-The order of the first two is what makes a crash harmless. The leader is a fork that waits to be let go: if the shim
-dies before `started` is there, the leader reads the end of that pipe and leaves without having run the command. If it
-dies later, the identities are on disk.
+The order of the first two is what makes a crash harmless. The leader is a fork that waits to be told what to run: if
+the shim dies before `started` is there, the leader reads the end of that pipe and leaves without having run anything.
+If it dies later, the identities are on disk.
+
+A fork takes longer than all files, and needs nothing of the request but which input and output there are. So a shim
+forks the usual leader before it reads its request, and another one in its place for a terminal, pipes of ours or a
+sandbox.
 
 Files are made before the command begins only where they must be. A new file costs microseconds, but two thirds of a
 millisecond on ext4 where a few thousand were deleted in the last minutes: it does not use their inodes again so soon,
@@ -144,6 +148,14 @@ def stat_of(pid: int) -> tuple[bytes, int, int, int, int, bytes] | None:
     return part[0], int(part[1]), int(part[2]), int(part[3]), int(part[19]), head.partition(b"(")[2]
 
 
+def start_of(pid: int) -> int:
+    """When a process began that cannot be gone: it is ours, and was not reaped. In ticks since boot."""
+    stat = stat_of(pid)
+    if stat is None:
+        raise OSError(2, "there is no /proc")
+    return stat[4]
+
+
 def send_signal(pid: int, start: int, number: int) -> bool:
     """Signal a process if it still is the one that began then. The descriptor pins it before its start time is read."""
     try:
@@ -189,6 +201,7 @@ def spawn_shims(parent: int) -> None:
     prctl = _ctypes.dlsym(_ctypes.dlopen(itself, 0), "prctl")
     watch = select.poll()
     watch.register(0, select.POLLIN)
+    where = b"boot %s\nnamespace %s\n" % (boot, os.readlink("/proc/self/ns/pid").encode())
     with_parent = os.pidfd_open(parent)  # a fork of the Runtime's may hold its end of the socket for longer
     watch.register(with_parent, select.POLLIN)
     _named(b"mainstay-spawn")
@@ -215,17 +228,29 @@ def spawn_shims(parent: int) -> None:
             continue
         if pid == 0:
             try:
-                os.close(with_parent)
                 os.dup2(1, 0)  # the null device, in place of the socket
                 os.setsid()
                 _ctypes.call_function(prctl, (PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
                 _named(b"mainstay-shim")
-                body, pipes = _read_request(fd)
+                _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)  # from here on, who ended is reaped here
+                own = b"shim %d %d\n" % (os.getpid(), start_of(os.getpid())) + where
+                ahead = _fork_ahead() if data == FREE else None
+                body, pipes = _read_request(fd, with_parent)
                 if body is not None:
-                    Shim(unpack(body), boot, fd, pipes).run()
+                    Shim(unpack(body), own, fd, pipes).run(ahead)
             finally:
                 os._exit(0)
         os.close(fd)
+
+
+def _fork_ahead() -> Leader | None:
+    """The leader that most commands have. None if there can be none now: `Shim.begin` tries again, and says why."""
+    try:
+        leader = Leader(None, [])
+        leader.fork()
+    except OSError:
+        return None
+    return leader
 
 
 def _read(path: str) -> bytes:
@@ -246,10 +271,16 @@ def _named(name: bytes) -> None:
     os.close(fd)
 
 
-def _read_request(fd: int) -> tuple[bytes | None, list[int]]:
+def _read_request(fd: int, with_parent: int) -> tuple[bytes | None, list[int]]:
     """The request, and the pipes that came with it. None if the Runtime went before it was whole: nothing begins."""
     data, pipes = bytearray(), list[int]()
     need = 4
+    watch = select.poll()
+    watch.register(fd, select.POLLIN)
+    watch.register(with_parent, select.POLLIN)
+    if all(ready != fd for ready, _ in watch.poll()):
+        return None, pipes
+    os.close(with_parent)
     socket = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM, 0, fd)
     try:
         while len(data) < need:
@@ -366,20 +397,91 @@ class Connection:
         self.told, self.told_at = (-1, -1), 0.0
 
 
+class Leader:
+    """A fork that gets ready, waits to be told what to run, and becomes that.
+
+    `streams` are our ends of its output, `stdin` is the one of its input; with a terminal all three are one. `bound` is
+    its input where that is a pipe of the Runtime's. It leaves when `go` is closed, as it is when its shim dies.
+    """
+
+    def __init__(self, terminal: bytes | None, pipes: list[int]) -> None:
+        self.pid, self.start = 0, 0
+        self.terminal = self.bound = self.stdin = -1
+        if terminal is not None:
+            self.terminal, slave = os.openpty()
+            resize(self.terminal, *map(int, terminal.split()))
+            self.streams, self.stdin = {self.terminal: OUT}, self.terminal
+            theirs = (slave, slave, slave)
+        elif pipes:
+            self.bound, out_theirs = pipes
+            err, err_theirs = os.pipe2(os.O_CLOEXEC)
+            self.streams = {err: ERR}
+            theirs = (self.bound, out_theirs, err_theirs)
+        else:
+            in_theirs, self.stdin = os.pipe2(os.O_CLOEXEC)
+            out, out_theirs = os.pipe2(os.O_CLOEXEC)
+            err, err_theirs = os.pipe2(os.O_CLOEXEC)
+            self.streams = {out: OUT, err: ERR}
+            theirs = (in_theirs, out_theirs, err_theirs)
+        self.failure, failure_theirs = os.pipe2(os.O_CLOEXEC)
+        go_theirs, self.go = os.pipe2(os.O_CLOEXEC)
+        for fd in {*self.streams, self.stdin} - {-1}:
+            os.set_blocking(fd, False)
+        self._theirs = (*theirs, go_theirs, failure_theirs)
+        self._fields = [b"%d" % number for number in (*self._theirs, int(self.terminal >= 0))]
+
+    def fork(self, lock: int = -1, confined: Confined | None = None) -> None:
+        """Raises Refused if it cannot be confined. `lock` is not to be held by it."""
+        if confined is None:
+            self.pid = os.fork()
+        else:
+            self.pid = confined.fork(self._fields, list(self._theirs), self._theirs[4])
+        if self.pid == 0:
+            os.close(self.go)
+            if lock >= 0:
+                os.close(lock)
+            run_leader(self._fields, confined)
+        for fd in {*self._theirs} - {self.bound}:
+            os.close(fd)
+        if self.pid < 0:
+            stage, _, number = os.read(self.failure, 64).partition(b" ")
+            raise Refused(stage.decode() or "sandbox", int(number or 0))
+        self.start = start_of(self.pid)
+
+    def let_go(self, message: bytes) -> None:
+        """Tell it what to run. One that was killed meanwhile is reaped as any other."""
+        try:
+            while message:
+                message = message[os.write(self.go, message) :]
+        except OSError:
+            pass
+        os.close(self.go)
+
+    def dismiss(self) -> None:
+        """Let it leave without having run anything."""
+        for fd in {*self.streams, self.stdin, self.failure, self.go}:
+            os.close(fd)
+
+
+def resize(terminal: int, rows: int, columns: int) -> None:
+    size = b"".join(n.to_bytes(2, sys.byteorder) for n in (rows, columns, 0, 0))
+    fcntl.ioctl(terminal, TIOCSWINSZ, size)
+
+
 class Shim:
     """One command. Everything happens in one thread, in `run`; a signal only wakes it up."""
 
-    def __init__(self, request: list[bytes], boot: bytes, answer: int, pipes: list[int]) -> None:
-        self.folder, self.token, self.cwd, options, rules, count = request[:6]
-        self.argv, self.env = request[6 : 6 + int(count)], request[6 + int(count) :]
+    def __init__(self, request: list[bytes], itself: bytes, answer: int, pipes: list[int]) -> None:
+        self.folder, self.process_id, self.token, self.cwd, options, rules, count = request[:7]
+        self.argv, self.env = request[7 : 7 + int(count)], request[7 + int(count) :]
         self.rules = rules
         self.confined: Confined | None = None
         self.keepers: set[int] = set()
         self.option = dict(line.split(b" ", 1) for line in options.splitlines())
-        self.boot, self.answer, self.lock = boot, answer, -1
+        self.itself, self.answer, self.lock = itself, answer, -1
 
         self.phase, self.deadline = STARTING, 0.0
-        self.leader, self.leader_start = 0, 0
+        self.leader = 0
         self.leader_status: int | None = None
         self.childless = False
         self.cause = b""
@@ -399,9 +501,10 @@ class Shim:
         self.stdin_queue = bytearray()
         self.stdin_last, self.stdin_closing = 0, False
 
-    def run(self) -> None:
+    def run(self, ahead: Leader | None) -> None:
+        """Begin the command, with the leader that is there already if that is one for it, and see it to its end."""
         try:
-            self.begin()
+            self.begin(ahead)
         except Refused as refused:
             if self.lock >= 0:
                 os.close(self.lock)  # who hears of it finds the folder free
@@ -418,12 +521,11 @@ class Shim:
 
     # ------------------------------------------------------------ beginning
 
-    def begin(self) -> None:
-        """Claim the folder, begin the leader, write down who it is, and let it go."""
+    def begin(self, ahead: Leader | None) -> None:
+        """Claim the folder, write down who the leader is, and let it go."""
         umask = os.umask(0o077)
         try:
-            os.chdir(self.folder)
-            self.lock = os.open("lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._enter_folder()
         except OSError as error:
             raise Refused("folder", error.errno or 0) from None
         self._claim()
@@ -433,12 +535,15 @@ class Shim:
         _signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
         self.output = Output(int(self.option.get(b"output_limit", b"0")))
         try:
-            self._fork(umask)  # first: the leader gets ready while we make the files
+            leader = self._fork(ahead)
+        except OSError as error:
+            raise Refused("fork", error.errno or 0) from None
+        try:
             self.status = os.open("status.tmp", os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
             if os.write(self.status, b"\n" * STATUS_ROOM) != STATUS_ROOM:
                 raise OSError(28, "No space left on device")
             self._open_control()
-            identity = self._identity()
+            identity = self._identity(leader)
             self._write_whole("started", identity)
         except OSError as error:
             # The leader, if there is one, reads the end of its pipe and leaves.
@@ -446,11 +551,10 @@ class Shim:
         self.began, self.began_wall = time.monotonic(), time.time()
         self.heard = self.began
         self.folder_due = self.began + FOLDER_CHECK
-        try:
-            os.write(self.go, b"g")
-        except OSError:
-            pass  # the leader was killed; it will be reaped
-        os.close(self.go)
+        has_input = b"%d" % (max(self.stdin, self.bound) >= 0)
+        what = [has_input, b"%d" % umask, self.cwd, b"%d" % len(self.argv), *self.argv, *self.env]
+        leader.let_go(pack([*what, TOKEN + b"=" + self.token]))
+        self.env, self.argv = [], []  # values may be secrets
         self._reply(b"started\n" + identity + b"\n")  # meanwhile the leader runs the program
         if self.confined is not None:
             self.verdict = self.confined.verdict()
@@ -458,6 +562,17 @@ class Shim:
             self.poll.register(fd, select.POLLIN)
         if self.bound >= 0:
             self.poll.register(self.bound, 0)  # its hang-up; what is to be read there is the command's
+
+    def _enter_folder(self) -> None:
+        """Make the folder, unless it is there, with the id of the process in its lock."""
+        try:
+            os.mkdir(self.folder, 0o700)
+        except FileExistsError:
+            pass
+        os.chdir(self.folder)
+        self.lock = os.open("lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        if self.process_id and not os.fstat(self.lock).st_size:
+            os.write(self.lock, self.process_id)
 
     def _open_control(self) -> None:
         self.control = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC)
@@ -487,78 +602,43 @@ class Shim:
             raise Refused("folder", error.errno or 0) from None
         raise Refused("spent", 0)
 
-    def _fork(self, umask: int) -> None:
-        size = self.option.get(b"pty")
-        if size is not None:
-            self.terminal, slave = os.openpty()
-            rows, columns = size.split()
-            self._resize(int(rows), int(columns))
-            theirs = (slave, slave, slave)
-            self.streams = {self.terminal: OUT}
-            self.stdin = self.terminal
-        elif self.pipes:
-            self.bound, out_theirs = self.pipes
-            err, err_theirs = os.pipe2(os.O_CLOEXEC)
-            self.streams = {err: ERR}
-            theirs = (self.bound, out_theirs, err_theirs)
-        else:
-            out, out_theirs = os.pipe2(os.O_CLOEXEC)
-            err, err_theirs = os.pipe2(os.O_CLOEXEC)
-            self.streams = {out: OUT, err: ERR}
-            in_theirs = 0
-            if self.option[b"stdin"] == b"1":
-                in_theirs, self.stdin = os.pipe2(os.O_CLOEXEC)
-            theirs = (in_theirs, out_theirs, err_theirs)
-        for fd in (*self.streams, *((self.stdin,) if self.stdin >= 0 else ())):
-            os.set_blocking(fd, False)
-        self.failure, failure_theirs = os.pipe2(os.O_CLOEXEC)
-        go_theirs, self.go = os.pipe2(os.O_CLOEXEC)
-        numbers = (*theirs, go_theirs, failure_theirs, int(self.terminal >= 0), umask)
-        leader = [b"%d" % number for number in numbers]
-        leader += [self.cwd, b"%d" % len(self.argv), *self.argv, *self.env, TOKEN + b"=" + self.token]
+    def _fork(self, ahead: Leader | None) -> Leader:
+        terminal = self.option.get(b"pty")
+        if ahead is not None and (terminal is not None or self.pipes or self.rules):
+            ahead.dismiss()
+            ahead = None
+        leader = ahead or Leader(terminal, self.pipes)
         if self.rules:
-            self.leader = self._fork_confined(leader, [*theirs, go_theirs, failure_theirs], failure_theirs)
-        else:
-            self.leader = os.fork()
-        if self.leader == 0:
-            os.close(self.go)
-            os.close(self.lock)
-            run_leader(leader, self.confined)
-        for fd in {*theirs, failure_theirs, go_theirs} - {0, self.bound}:
-            os.close(fd)
-        self.env, self.argv, self.rules = [], [], b""  # values may be secrets
-        if self.leader < 0:
-            stage, _, number = os.read(self.failure, 64).partition(b" ")
-            raise Refused(stage.decode() or "sandbox", int(number or 0))
+            self._fork_confined(leader)
+        elif ahead is None:
+            leader.fork(self.lock)
+        if leader.stdin >= 0 and terminal is None and self.option[b"stdin"] != b"1":
+            os.close(leader.stdin)
+            leader.stdin = -1
+        self.leader, self.failure, self.streams = leader.pid, leader.failure, leader.streams
+        self.terminal, self.stdin, self.bound = leader.terminal, leader.stdin, leader.bound
+        self.rules = b""
+        return leader
 
-    def _fork_confined(self, leader: list[bytes], inherited: list[int], failure: int) -> int:
+    def _fork_confined(self, leader: Leader) -> None:
         import confine  # noqa: PLC0415  # ty: ignore[import-not-found]
 
         try:
-            self.confined = confined = confine.Confined(unpack(self.rules), self.folder)
-            pid: int = confined.fork(leader, inherited, failure)
-            self.keepers = confined.keepers
-            if pid > 0:
-                confined.limit_processes(pid)
+            self.confined = confine.Confined(unpack(self.rules), self.folder)
+            leader.fork(self.lock, self.confined)
+            self.confined.limit_processes(leader.pid)
         except OSError as error:
             raise Refused("sandbox", error.errno or 0) from None
-        return pid
+        self.keepers = self.confined.keepers
 
-    def _identity(self) -> bytes:
-        shim, leader = stat_of(os.getpid()), stat_of(self.leader)
-        if shim is None or leader is None:
-            raise OSError(2, "there is no /proc")
-        self.leader_start = leader[4]
+    def _identity(self, leader: Leader) -> bytes:
         lines = (
-            b"shim %d %d" % (os.getpid(), shim[4]),
-            b"leader %d %d" % (self.leader, leader[4]),
-            b"boot " + self.boot,
-            b"namespace " + os.readlink("/proc/self/ns/pid").encode(),
+            b"leader %d %d" % (leader.pid, leader.start),
             b"token " + self.token,
             b"time %d" % int(time.time() * 1000),
             b"folder %d" % os.stat(".").st_ino,
         )
-        return b"\n".join(lines) + b"\n"
+        return self.itself + b"\n".join(lines) + b"\n"
 
     def _write_whole(self, name: str, text: bytes) -> None:
         fd = os.open(name + ".tmp", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
@@ -586,10 +666,11 @@ class Shim:
     def _turn(self) -> None:
         """One round: what is ready, then what is due."""
         for fd, event in self.poll.poll(self._patience(time.monotonic())):
-            if fd in self.streams and event != select.POLLOUT:
-                self._read_stream(fd)
-            elif fd == self.stdin:
-                self._write_stdin()
+            if fd in self.streams or fd == self.stdin:
+                if fd in self.streams and event != select.POLLOUT:
+                    self._read_stream(fd)
+                if fd == self.stdin and (event & select.POLLOUT or fd not in self.streams):
+                    self._write_stdin()  # of a terminal also while it never stops printing
             elif fd == self.bound:
                 self.poll.unregister(fd)
                 self.unbound_at = time.monotonic()
@@ -795,10 +876,6 @@ class Shim:
 
     # ------------------------------------------------------------ stdin and terminal
 
-    def _resize(self, rows: int, columns: int) -> None:
-        size = b"".join(n.to_bytes(2, sys.byteorder) for n in (rows, columns, 0, 0))
-        fcntl.ioctl(self.terminal, TIOCSWINSZ, size)
-
     def _take_stdin(self, number: int, data: bytes, close: bool) -> bytes | None:
         """Queue bytes for the command, once for each number; None while there is no room."""
         if number <= self.stdin_last:
@@ -938,7 +1015,7 @@ class Shim:
             return b"ok"
         if code == RESIZE and self.terminal >= 0:
             rows, _, columns = body.partition(b" ")
-            self._resize(int(rows), int(columns))
+            resize(self.terminal, int(rows), int(columns))
             return b"ok"
         return b"unsupported"
 
@@ -1031,10 +1108,8 @@ class Shim:
 
 
 def run_leader(leader: list[bytes], confined: Confined | None) -> None:
-    """The leader, from its fork to its exec: it waits to be let go in between."""
-    stdin, stdout, stderr, go, failure, terminal, umask = map(int, leader[:7])
-    cwd, argc = leader[7], int(leader[8])
-    argv, env = leader[9 : 9 + argc], dict(pair.split(b"=", 1) for pair in leader[9 + argc :])
+    """The leader, from its fork to its exec: it gets ready, and waits to be told what to run."""
+    stdin, stdout, stderr, go, failure, terminal = map(int, leader)
     stage = b"setup"
     try:
         os.setsid()
@@ -1045,11 +1120,14 @@ def run_leader(leader: list[bytes], confined: Confined | None) -> None:
             if number not in (_signal.SIGKILL, _signal.SIGSTOP):
                 _signal.signal(number, _signal.SIG_DFL)
         _signal.pthread_sigmask(_signal.SIG_SETMASK, ())
-        os.umask(umask)
-        for number, fd in enumerate((stdin, stdout, stderr)):
-            os.dup2(fd, number)
-        if not os.read(go, 1):
+        message = _read_message(go)
+        if message is None:
             os._exit(0)
+        has_input, umask, cwd, count, *rest = unpack(message)
+        argv, env = rest[: int(count)], dict(pair.split(b"=", 1) for pair in rest[int(count) :])
+        os.umask(int(umask))
+        for number, fd in enumerate((stdin if has_input == b"1" else 0, stdout, stderr)):
+            os.dup2(fd, number)
         os.closerange(3, failure)
         os.closerange(failure + 1, os.sysconf("SC_OPEN_MAX"))
         os.set_inheritable(failure, False)
@@ -1065,6 +1143,19 @@ def run_leader(leader: list[bytes], confined: Confined | None) -> None:
         os.write(failure, b"%s %d" % (stage, error.errno or 0))
     finally:
         os._exit(127)
+
+
+def _read_message(fd: int) -> bytes | None:
+    """What a message says; None if it ends before it is whole."""
+    data, need = b"", 4
+    while len(data) < need:
+        more = os.read(fd, need - len(data))
+        if not more:
+            return None
+        data += more
+        if len(data) >= 4:
+            need = 4 + int.from_bytes(data[:4], "little")
+    return data[4:]
 
 
 def _exec(argv: list[bytes], env: dict[bytes, bytes]) -> None:

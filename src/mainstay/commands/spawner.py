@@ -6,7 +6,8 @@ two parts: who runs the command, as soon as that is in its folder, and then, wit
 program runs, or why it could not be run.
 
 A shim can be forked before there is a request for it (`prepare`), while the Runtime still writes down what it is about
-to do. It does nothing until the request comes, and leaves if none does.
+to do. It gets ready, touches nothing until the request comes, and leaves if none does. That takes longer than the
+write: so once a command has begun, the shim of the next one is forked.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ T = TypeVar("T")
 AT_ONCE = 32
 """Requests that are with the spawner at a time: each is an open socket here and there."""
 TRIES = 3
+SPARE_AFTER = 0.005
+"""Seconds after the start of a command in which the one for the next is not forked: its caller has its handle first."""
 STARTED = b"started\n"
 """Begins the first part of a shim's answer, which ends with an empty line."""
 CLOSE_SECONDS = 5.0
@@ -61,10 +64,11 @@ STAGES: Mapping[str, str] = {
 class StartRequest:
     """What to run, and where to keep what it says. `check` must have let it pass.
 
-    `token` is in the command's environment, to find its processes by. `pty` is rows and columns. `timeout` and
-    `silence` are seconds, `output_limit` is bytes of both streams together; they hold though no Runtime lives. `rules`
-    are those of its sandbox (`sandbox.rules_of`); without any it is not confined. `pipes` are the ends that become its
-    stdin and stdout: it is then bound to whoever has the others, and ends when these are closed.
+    `folder` is made if it is not there, and then says that it belongs to `process_id`, if there is one. `token` is in
+    the command's environment, to find its processes by. `pty` is rows and columns. `timeout` and `silence` are seconds,
+    `output_limit` is bytes of both streams together; they hold though no Runtime lives. `rules` are those of its
+    sandbox (`sandbox.rules_of`); without any it is not confined. `pipes` are the ends that become its stdin and stdout:
+    it is then bound to whoever has the others, and ends when these are closed.
     """
 
     folder: Path
@@ -81,6 +85,7 @@ class StartRequest:
     strays: Literal["kill", "leave"] = "kill"
     rules: Sequence[bytes] = ()
     pipes: tuple[int, int] | None = None
+    process_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +167,12 @@ class PreparedShim:
         self._forking.add_done_callback(_close_result)
 
 
+def _done(ours: socket.socket) -> asyncio.Future[socket.socket | None]:
+    forking: asyncio.Future[socket.socket | None] = asyncio.get_running_loop().create_future()
+    forking.set_result(ours)
+    return forking
+
+
 def _close_result(forking: asyncio.Future[socket.socket | None]) -> None:
     if not forking.cancelled() and forking.exception() is None and (unused := forking.result()) is not None:
         unused.close()
@@ -170,7 +181,8 @@ def _close_result(forking: asyncio.Future[socket.socket | None]) -> None:
 class Spawner:
     """Begins commands for one Runtime, in its event loop.
 
-    `_forking` are the tasks that have a shim forked ahead of its request.
+    `_forking` are the tasks that have a shim forked ahead of its request. `_spare` is the one for the next command, and
+    `_begins` counts those that are being begun.
     """
 
     def __init__(self) -> None:
@@ -179,17 +191,20 @@ class Spawner:
         self._opening = asyncio.Lock()
         self._slots = asyncio.Semaphore(AT_ONCE)
         self._forking: set[asyncio.Task[socket.socket | None]] = set()
+        self._spare: PreparedShim | None = None
+        self._begins = 0
         self._closed = False
 
     def prepare(self, confined: bool = False) -> PreparedShim | None:
         """Have a shim forked, and the spawner started if there is none. None while many are being begun."""
         kind = shim.CONFINED if confined else shim.FREE
+        if not confined and self._spare is not None:
+            spare, self._spare = self._spare, None
+            return spare
         if self._slots.locked() or len(self._forking) >= AT_ONCE:
             return None
         if (ours := self._fork_shim_now(kind)) is not None:
-            ready: asyncio.Future[socket.socket | None] = asyncio.get_running_loop().create_future()
-            ready.set_result(ours)
-            return PreparedShim(ready)
+            return PreparedShim(_done(ours))
         forking = asyncio.create_task(self._fork_shim(kind), name="fork of a shim")
         self._forking.add(forking)
         forking.add_done_callback(self._forking.discard)
@@ -208,6 +223,8 @@ class Spawner:
         """
         message, kind = _encode(request), shim.CONFINED if request.rules else shim.FREE
         async with contextlib.AsyncExitStack() as stack:
+            self._begins += 1
+            stack.callback(self._has_begun)
             if prepared is not None:
                 stack.callback(prepared.dismiss)  # also if this is cancelled before it is used
             await stack.enter_async_context(self._slots)
@@ -226,9 +243,20 @@ class Spawner:
                     break
         return SpawnFailed("shim", 0)
 
+    def _has_begun(self) -> None:
+        self._begins -= 1
+        asyncio.get_running_loop().call_later(SPARE_AFTER, self._fork_spare)
+
+    def _fork_spare(self) -> None:
+        if not self._begins and self._spare is None and (ours := self._fork_shim_now(shim.FREE)) is not None:
+            self._spare = PreparedShim(_done(ours))
+
     async def close(self) -> None:
         """End the spawner. The shims go on, and so do their commands."""
         self._closed = True
+        if self._spare is not None:
+            self._spare.dismiss()
+            self._spare = None
         async with self._opening:
             await self._end()
         if self._forking:
@@ -240,7 +268,7 @@ class Spawner:
         A task would come to it only after the caller has handed its write to a thread, which then has the interpreter
         lock for milliseconds.
         """
-        if self._socket is None or self._opening.locked():
+        if self._socket is None or self._closed or self._opening.locked():
             return None
         try:
             ours, theirs = socket.socketpair()
@@ -412,6 +440,7 @@ def _encode(request: StartRequest) -> bytes:
     return shim.pack(
         [
             os.fsencode(request.folder),
+            request.process_id.encode(),
             request.token.encode(),
             os.fsencode(request.cwd),
             "\n".join(options).encode(),
