@@ -365,7 +365,7 @@ class Job:
             return None
         try:
             client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        except BaseException:
+        except OSError:
             os.close(folder)
             raise
         client.setblocking(False)
