@@ -46,6 +46,7 @@ TESTS = {
     "forget-earlier-content": ["tests/workspace/test_edits.py", "-k", "another_runtime"],
     "forget-substitutions": ["tests/workspace/test_policy.py", "-k", "table"],
     "trust-wrappers": ["tests/workspace/test_policy.py", "-k", "table"],
+    "end-options-early": ["tests/workspace/test_policy.py", "-k", "table"],
     "let-rules-shadow": ["tests/workspace/test_policy.py", "-k", "deny"],
     "allow-what-is-unclear": ["tests/workspace/test_policy.py", "-k", "covers"],
     "run-what-was-not-approved": ["tests/workspace/test_approvals.py", "-k", "elsewhere"],

@@ -206,14 +206,26 @@ def _sudo(it: Invocation) -> Started:
     return _rest(words)
 
 
-def _xargs(it: Invocation) -> Started:
-    at = _skip(
+def _xargs_begin(it: Invocation) -> int:
+    return _skip(
         it.args,
         "0rtx",
         "nPLIdEsa",
         "null no-run-if-empty verbose exit",
         "max-args max-procs max-lines delimiter arg-file replace",
     )
+
+
+def xargs_own(it: Invocation) -> Sequence[Word]:
+    """The arguments of `xargs` that are its own, as far as they are known."""
+    try:
+        return it.args[: _xargs_begin(it)]
+    except _Unknown:
+        return it.args
+
+
+def _xargs(it: Invocation) -> Started:
+    at = _xargs_begin(it)
     words = it.args[at:] or (literal("echo"),)
     options = [each.value or "" for each in it.args[:at]]
     if any(re.match(r"-[0rtx]+I", each) for each in options):

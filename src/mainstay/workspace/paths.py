@@ -48,7 +48,7 @@ PSEUDO = ("/proc", "/sys", "/dev")
 
 GIT = re.compile(r"\.git|git~\d+")
 GIT_PRIVATE = frozenset({"config", "config.worktree", "hooks"})
-OWN_FOLDER = ".mainstay"
+GIT_FOLDER, OWN_FOLDER = ".git", ".mainstay"
 
 CODES = {
     errno.ENOENT: ("not_found", "there is no such file or folder"),
@@ -117,6 +117,11 @@ class Paths:
     def sparing(self, store: str | None) -> Paths:
         """The same with a store that is off limits."""
         return self if store is None else Paths(self.roots, self.hard_links, store)
+
+    @property
+    def stores(self) -> list[str]:
+        """Stores that are off limits, as absolute paths whose names below a root are in small letters."""
+        return ["/".join((root, *folder, base)) for root, (folder, base) in self._store.items()]
 
     def shown(self, place: Place) -> str:
         """A path as a model writes it: below the first root, or from the top."""

@@ -45,6 +45,8 @@ LABELS: tuple[Label, ...] = get_args(Label)
 MAX_FOLDERS = 16
 MAX_RISKS = 100
 """Of one verdict; a line that has more is asked about in any case."""
+MAX_WORDS = 2_000
+"""Of all programs of a line: each may be a path, which is looked at from every folder that the line may be in."""
 
 
 class CommandLine(Struct, frozen=True, omit_defaults=True):
@@ -194,10 +196,14 @@ class Policy(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True
         # Read with the first line that is judged: most programs run no commands.
         from mainstay.workspace.invocations import invocations, of_argv  # noqa: PLC0415
         from mainstay.workspace.risks import findings, of_variable  # noqa: PLC0415
-        from mainstay.workspace.shell import ShellUnclear, parse  # noqa: PLC0415
+        from mainstay.workspace.shell import MAX_LENGTH, ShellUnclear, parse  # noqa: PLC0415
 
         try:
+            if sum([len(each) for each in line.argv]) > MAX_LENGTH:
+                raise ShellUnclear(f"it is longer than {MAX_LENGTH:,} characters")
             found = of_argv(line.argv) if line.argv else invocations(parse(line.shell).commands)
+            if sum([len(it.words) for it in found]) > MAX_WORDS:
+                raise ShellUnclear(f"it has more than {MAX_WORDS:,} words")
         except (ShellUnclear, RecursionError) as unclear:
             why = str(unclear) if isinstance(unclear, ShellUnclear) else "it is nested too deeply"
             risk = Risk("unclear", f"the command line is not understood: {why}", line.shell or " ".join(line.argv))

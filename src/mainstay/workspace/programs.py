@@ -51,7 +51,7 @@ STARTING = _names(
 WRITING = _names(
     """
     cp mv mkdir touch tee ln install patch split csplit mktemp unzip zip tar gzip gunzip bzip2 bunzip2 xz unxz
-    zstd ar sponge mkfifo mknod cpio 7z chmod chown chgrp setfacl rename rsync
+    zstd ar sponge mkfifo mknod cpio 7z chmod chown chgrp setfacl rsync
     """
 )
 """They change files."""
@@ -80,6 +80,9 @@ REACHING = _names(
     """
 )
 """They reach other machines or services."""
+
+FETCHING = _names("wget scp sftp ftp tftp lftp aria2c rclone gsutil s3cmd")
+"""Of those, what writes files of them here, whatever its options are."""
 
 BECOMING = _names(
     """

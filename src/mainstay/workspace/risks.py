@@ -15,18 +15,19 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TypeAlias
 
 from mainstay.errors import ToolError
-from mainstay.workspace.invocations import INTERPRETERS, SHELLS, Invocation, env_assigned, family
-from mainstay.workspace.paths import Paths
+from mainstay.workspace.invocations import INTERPRETERS, SHELLS, Invocation, env_assigned, family, xargs_own
+from mainstay.workspace.paths import GIT_FOLDER, GIT_PRIVATE, OWN_FOLDER, Paths
 from mainstay.workspace.programs import (
     BECOMING,
     CHANGING_THE_SHELL,
     CREDENTIALS,
+    FETCHING,
     GIT_NETWORK,
     GIT_READS,
     GUESSES,
@@ -69,6 +70,8 @@ DANGEROUS_VARIABLES = re.compile(
 """What other programs run, load or obey."""
 
 
+SECRET_VARIABLE = re.compile(r"\$\{?#?\w*(?:token|secret|passw|api_?key|access_?key|private_?key|credential)\w*", re.I)
+
 STREAMS = re.compile(r"/dev/(null|zero|stdin|stdout|stderr|tty|full|random|urandom|fd/\d+)")
 
 
@@ -84,11 +87,17 @@ def _secret(path: str) -> bool:
 
 MAX_LETTERS = 10
 """Options in one word, of which the last may have a path attached."""
+MAX_PARTS = 40
+LONGEST_PATH = 4096
+"""Characters: no system opens a longer one."""
+SIGNS = re.compile("[=@:,<]")
 
 
 def _candidates(text: str) -> Iterator[str]:
-    """What of an argument may be a path: all of it, what is behind `=` or `@`, and what is attached to an option."""
+    """What of an argument may be a path: all of it, its parts, what is behind a sign, and what is attached to an
+    option."""
     yield text
+    yield from SIGNS.split(text, MAX_PARTS)[1:]
     for sign in "=@:":
         if sign in text:
             yield text.partition(sign)[2]
@@ -105,8 +114,9 @@ def _path_findings(word: Word, scene: Scene, change: bool) -> Iterator[Finding]:
     text = word.value if word.value is not None else word.head
     if word.value is None and not word.process and not change:
         yield "unclear", f"which path {word.source} is depends on a variable"
-    for candidate in _candidates(text):
-        path = candidate.removeprefix("file://") if candidate.startswith("file:///") else candidate
+    if len(SIGNS.findall(text)) > MAX_PARTS:
+        yield "unclear", "an argument has too many parts, each of which may be a path"
+    for path in dict.fromkeys(_candidates(text)):
         spelled = path if word.value is not None else _unquoted(word)
         if _secret(spelled) or (word.glob and _could_be_secret(path)):
             yield "credential_read", f"{word.source} may hold credentials"
@@ -115,7 +125,11 @@ def _path_findings(word: Word, scene: Scene, change: bool) -> Iterator[Finding]:
         if path.startswith("~"):
             yield "outside_workspace", f"{word.source} is in a home folder"
         for folder in scene.folders:
-            yield from _place_findings(word, posixpath.join(folder, path), scene.paths, change)
+            place = posixpath.join(folder, path)
+            yield from _place_findings(word, place, scene.paths, change)
+            if word.glob and len(place) <= LONGEST_PATH:
+                for guess in _guesses(place, scene.paths):
+                    yield from _place_findings(word, guess, scene.paths, change)
 
 
 def _unquoted(word: Word) -> str:
@@ -125,6 +139,32 @@ def _unquoted(word: Word) -> str:
 def _could_be_secret(pattern: str) -> bool:
     name = pattern.rsplit("/", 1)[-1]
     return not name.startswith("*") and any(fnmatchcase(guess, name) for guess in GUESSES)
+
+
+def _guesses(path: str, paths: Paths) -> Iterator[str]:
+    """Paths that a pattern may stand for and that are off limits, where there are any."""
+    names = posixpath.normpath(path).split("/")
+    patterns = [name.casefold() if any(sign in name for sign in "*?[") else "" for name in names]
+
+    def fits(at: int, name: str) -> bool:
+        """A pattern stands for a name with a dot only where it begins with one."""
+        return bool(patterns[at]) and (name[0] != "." or names[at][0] == ".") and fnmatchcase(name, patterns[at])
+
+    for folder, private in ((GIT_FOLDER, sorted(GIT_PRIVATE)), (OWN_FOLDER, ())):
+        found, inside = list[str](), False
+        for at, name in enumerate(names):
+            guess = next((each for each in private if inside and fits(at, each)), name)
+            found.append(folder if fits(at, folder) else guess)
+            inside = inside or found[-1].casefold() == folder
+        yield "/".join(found)
+    for store in paths.stores:
+        wanted = store.split("/")
+        if len(wanted) <= len(names) and all(
+            name == names[at] or fits(at, name) for at, name in enumerate(wanted[:-1])
+        ):
+            last = names[len(wanted) - 1]
+            if fits(len(wanted) - 1, wanted[-1]) or fnmatchcase(f"{wanted[-1]}-wal", last):
+                yield store
 
 
 def _place_findings(word: Word, path: str, paths: Paths, change: bool) -> Iterator[Finding]:
@@ -146,15 +186,21 @@ def _words_findings(words: Sequence[Word], scene: Scene, change: bool = False) -
             yield "unclear", f"what {word.source} is depends on a variable"
 
 
-def _options(words: Sequence[Word]) -> list[str]:
-    """The options before `--`, with what they are given by `=`."""
-    found: list[str] = []
-    for each in words:
+def _end_of_options(words: Sequence[Word]) -> int:
+    """Where the word `--` ends the options. Behind a word that may be an option it may be what that is given: in
+    `rg -g -- --pre=x`, the option `--pre` is one."""
+    for index, each in enumerate(words):
         if each.value == "--":
-            break
-        if each.value is not None and each.value.startswith("-") and each.value != "-":
-            found.append(each.value)
-    return found
+            before = words[index - 1] if index else None
+            if before is None or (before.certain and not (before.value or "").startswith("-")):
+                return index
+    return len(words)
+
+
+def _options(words: Sequence[Word]) -> list[str]:
+    """The options, with what they are given by `=`."""
+    texts = [each.value for each in words[: _end_of_options(words)]]
+    return [each for each in texts if each is not None and each.startswith("-") and each not in ("-", "--")]
 
 
 def _operands(words: Sequence[Word]) -> list[Word]:
@@ -181,9 +227,7 @@ def _has(options: Sequence[str], short: str = "", *long: str) -> str:
 
 def _may_be_option(words: Sequence[Word]) -> Iterator[Finding]:
     """Words that may turn out to be options, of a program whose options do more than read."""
-    for each in words:
-        if each.value == "--":
-            return
+    for each in words[: _end_of_options(words)]:
         if (each.value is None or each.glob) and (not each.head or each.head.startswith("-")) and not each.process:
             yield "unclear", f"{each.source} may be an option"
 
@@ -194,8 +238,11 @@ Reader: TypeAlias = Callable[[Invocation, Scene], Iterator[Finding]]
 
 
 def _nothing(it: Invocation, scene: Scene) -> Iterator[Finding]:
-    """No argument matters."""
-    yield from ()
+    """No argument matters, but a pattern that the shell looks up."""
+    for each in it.args:
+        if each.glob and each.value is not None:
+            for folder in scene.folders:
+                yield from _place_findings(each, posixpath.join(folder, each.value), scene.paths, change=False)
 
 
 def _reads(it: Invocation, scene: Scene) -> Iterator[Finding]:
@@ -235,7 +282,7 @@ def _refusing(short: str, *long: str, label: Label = "unclear", why: str = "", o
 
 def _grep(it: Invocation, scene: Scene) -> Iterator[Finding]:
     options = _options(it.args)
-    patterns = bool(_has(options, "ef", "regexp", "file"))
+    patterns = bool(_has(options, "ef", "regexp", "file")) or (it.name == "rg" and "--files" in options)
     operands = _operands(it.args)
     if it.name == "rg":
         yield from _may_be_option(it.args)
@@ -316,8 +363,8 @@ def _find(it: Invocation, scene: Scene) -> Iterator[Finding]:
 SED_SET = r"\[(?:\[:[a-z]+:\]|(?!(?P=d))[^\\\n\[\]])+\]"
 """Where a delimiter in a set ends the pattern for one sed, and does not for another, the script is not certain."""
 SED_ADDRESS = rf"(?:\d+|\$|/(?:{SED_SET.replace('(?P=d)', '/')}|[^/\\\n\[]|\\[^\n])*/I?)"
-SED_COMMAND = re.compile(
-    rf"\s*(?:{SED_ADDRESS}(?:,{SED_ADDRESS})?)?\s*!?\s*"
+SED_COMMAND = re.compile(  # without ways back: white space may match in one place only
+    rf"\s*+(?:{SED_ADDRESS}(?:,{SED_ADDRESS})?+)?+\s*+!?+\s*+"
     rf"(?:[pd=q]|s(?P<d>[/|#,:@%!])(?:{SED_SET}|(?!(?P=d))[^\\\n\[]|\\[^\n])*(?P=d)"
     r"(?:(?!(?P=d))[^\\\n]|\\[^\n])*(?P=d)[gpiI0-9]*)\s*(?:[;\n]|$)"
 )
@@ -388,9 +435,10 @@ def _first_is_no_path(it: Invocation, scene: Scene) -> Iterator[Finding]:
 
 
 def _jq(it: Invocation) -> Iterator[Finding]:
-    """Which word is its filter depends on its options: any may be."""
+    """Which word is its filter depends on its options: any may be. Some are given two words, of which `--` may be
+    one."""
     yield from _may_be_option(it.args)
-    options, first = _options(it.args), _operands(it.args)[:1]
+    options, first = [each.value or "" for each in it.args if (each.value or "")[:1] == "-"], _operands(it.args)[:1]
     named = it.inside and (any(each.startswith("--") for each in options) or [each.value for each in first] == ["{}"])
     for each in it.args:
         text = (each.value or "").casefold()
@@ -503,6 +551,11 @@ def _ps(it: Invocation, scene: Scene) -> Iterator[Finding]:
         yield "credential_read", "ps may show variables of processes"
 
 
+def _xargs(it: Invocation, scene: Scene) -> Iterator[Finding]:
+    """What it starts is judged by itself; of its own arguments, one may be a file to read."""
+    yield from _words_findings([each for each in xargs_own(it) if each.value is not None], scene)
+
+
 def _changes_the_shell(it: Invocation, scene: Scene) -> Iterator[Finding]:
     yield "unclear", f"{it.name} changes what names mean, or runs what they hold"
 
@@ -529,6 +582,7 @@ READERS: dict[str, Reader] = {
     **dict.fromkeys(IGNORING, _nothing),
     **dict.fromkeys(CHANGING_THE_SHELL, _changes_the_shell),
     **dict.fromkeys((*STARTING, *sorted(SHELLS)), _wrapper),
+    "xargs": _xargs,
     **dict.fromkeys(("grep", "egrep", "fgrep", "rg"), _grep),
     **dict.fromkeys(("test", "[", "[["), _test),
     **dict.fromkeys(("cd", "pushd"), _cd),
@@ -565,11 +619,15 @@ READERS: dict[str, Reader] = {
 
 # ---------------------------------------------------------------------- programs that do more
 
+SOCKETS = re.compile(r"-|STDIO$|(TCP|UDP|SSL|OPENSSL|SOCKS)[A-Z0-9-]*:[^,!]*$", re.I)
+"""Addresses of socat that are connections."""
+
 DOERS: dict[str, tuple[tuple[Label, ...], str]] = {
     **dict.fromkeys(WRITING, (("write",), "changes files")),
     **dict.fromkeys(REMOVING, (("destructive", "write"), "removes files or what is in them")),
     **dict.fromkeys(RULING, (("destructive",), "changes the machine or ends processes")),
     **dict.fromkeys(REACHING, (("network",), "reaches other machines or services")),
+    **dict.fromkeys(FETCHING, (("network", "write"), "loads files of other machines")),
     **dict.fromkeys(BECOMING, (("sudo",), "runs as another user")),
     "dd": (("destructive", "write"), "writes over files or devices"),
 }
@@ -597,34 +655,124 @@ RUNNING_OPTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "split": ("", ("filter",)),
     "zip": ("T", ("unzip-command", "test")),
-    "rsync": ("e", ("rsh", "rsync-path")),
-    "scp": ("SoF", ()),
-    "sftp": ("SoFb", ()),
-    "ssh": ("oF", ()),
+    "rsync": ("eM", ("rsh", "rsync-path", "remote-option")),
+    "scp": ("SoFD", ()),
+    "sftp": ("SoFbDs", ()),
+    "ssh": ("oFIS", ()),
     "install": ("", ("strip-program",)),
     "curl": ("K", ("config", "engine")),
     "wget": ("e", ("use-askpass", "execute", "config")),
     "patch": ("e", ("ed",)),
     "cpio": ("", ("rsh-command", "to-stdout")),
-    "openssl": ("", ("engine", "provider")),
+    "openssl": ("", ("engine", "provider", "provider-path", "config")),
+    "ar": ("", ("plugin",)),
+    "aria2c": (
+        "",
+        (
+            "conf-path",
+            "on-bt-download-complete",
+            "on-download-complete",
+            "on-download-error",
+            "on-download-pause",
+            "on-download-start",
+            "on-download-stop",
+        ),
+    ),
+    **dict.fromkeys(("nc", "ncat", "netcat"), ("ec", ("exec", "sh-exec", "lua-exec"))),
+    "nmap": ("", ("script", "script-args-file", "script-updatedb", "datadir", "resume")),
+    "rclone": ("", ("config", "password-command")),
+    "sendmail": ("COX", ()),
+    "mail": ("S", ()),
+    **dict.fromkeys(("kubectl", "helm"), ("", ("kubeconfig", "post-renderer"))),
+    "psql": ("fPv", ("file", "pset", "set", "variable")),
+    "mysql": ("", ("defaults-file", "defaults-extra-file", "init-command", "pager", "plugin-dir", "tee")),
+    "lftp": ("f", ()),
 }
 """Options that name a program to run or a file of settings, of programs that a host may want to allow."""
+
+
+WRITING_OPTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "curl": (
+        "oODcJ",
+        (
+            "alt-svc",
+            "cookie-jar",
+            "dump-header",
+            "etag-save",
+            "hsts",
+            "libcurl",
+            "output",
+            "remote-name",
+            "stderr",
+            "trace",
+            "trace-ascii",
+        ),
+    ),
+    "ssh": ("E", ()),
+    "openssl": ("", ("keyout", "out", "outdir", "writerand")),
+    **dict.fromkeys(("nc", "ncat", "netcat"), ("o", ("output", "hex-dump", "append-output"))),
+    "nmap": ("", ("oA", "oG", "oN", "oS", "oX")),
+    **dict.fromkeys(("http", "https", "xh"), ("do", ("download", "output", "session", "session-read-only"))),
+}
+"""Options that name a file to write, of programs that reach other machines."""
+LONG_BY_ONE_DASH = ("openssl", "nmap")
+"""Programs whose long options begin with one dash."""
+OWN_COMMANDS = frozenset({"psql", "mysql", "mongosh", "redis-cli", "lftp", "ftp", "sftp", "telnet", "mail", "mutt"})
+"""Programs with commands of their own, some of which run other programs."""
+RUNS = re.compile(r"[\\!|`]|\b(system|source|shell|program|pager|edit)\b", re.I)
+ABSOLUTE: dict[str, tuple[str, tuple[str, ...]]] = {"tar": ("P", ("absolute-names",)), "unzip": (":", ())}
+"""Options with which what is in an archive is written wherever it says."""
+SIGNING_IN: dict[str, tuple[str, tuple[str, ...]]] = {"curl": ("n", ("netrc", "netrc-file", "netrc-optional"))}
+
+
+def _told_options(it: Invocation) -> list[str]:
+    """The options of a program that does more than read, also where they are written in a way of its own."""
+    options = _options(it.args)
+    if it.name in LONG_BY_ONE_DASH:
+        options = [each if each.startswith("--") else f"-{each}" for each in options]
+    first = it.args[0].value if it.args else None
+    if it.name == "tar" and first and not first.startswith("-"):  # `tar xf`: letters without a dash
+        options.append(f"-{first}")
+    return options
+
+
+def _option_findings(it: Invocation, options: Sequence[str]) -> Iterator[Finding]:
+    tables: tuple[tuple[Mapping[str, tuple[str, tuple[str, ...]]], Label, str], ...] = (
+        (RUNNING_OPTIONS, "unclear", "may run a program"),
+        (WRITING_OPTIONS, "write", "writes a file"),
+        (ABSOLUTE, "outside_workspace", "writes wherever an archive says"),
+        (SIGNING_IN, "credential_read", "signs in with what a file holds"),
+    )
+    for table, label, what in tables:
+        short, long = table.get(it.name, ("", ()))
+        if option := _has(options, short, *long):
+            yield label, f"{it.name} {option} {what}"
+
+
+def _language_findings(it: Invocation, texts: Sequence[str]) -> Iterator[Finding]:
+    """Of programs whose arguments are more than options and paths."""
+    if it.name in OWN_COMMANDS:
+        fed = it.command.piped or any(each.operator.startswith("<") for each in it.command.redirects)
+        if fed or any(RUNS.search(each) for each in texts):
+            yield "unclear", f"{it.name} has commands of its own, which may run programs"
+    if it.name in ("curl", "wget") and any("file:" in each.casefold() for each in texts):
+        yield "unclear", f"{it.name} reads a file by its address"
+    if it.name == "curl" and any("%output{" in each for each in texts):
+        yield "write", "curl writes a file"
+    if it.name == "socat" and not all(SOCKETS.match(each) for each in texts):
+        yield "unclear", "socat may run programs, and read and write files"
+    if it.name in ("gh", "kubectl", "helm") and {"alias", "config", "edit", "extension", "plugin", "--"} & set(texts):
+        yield "unclear", f"{it.name} may run other programs"
 
 
 def _doer(it: Invocation, scene: Scene) -> Iterator[Finding]:
     labels, why = DOERS[it.name]
     for label in labels:
         yield label, f"{it.name} {why}"
-    options = _options(it.args)
+    options = _told_options(it)
     yield from _may_be_option(it.args)
-    if it.name in RUNNING_OPTIONS:
-        short, long = RUNNING_OPTIONS[it.name]
-        if option := _has(options, short, *long):
-            yield "unclear", f"{it.name} {option} may run a program"
-    if it.name in ("curl", "wget") and (
-        it.name == "wget" or _has(options, "oODcJ", "output", "remote-name", "dump-header", "cookie-jar")
-    ):
-        yield "write", f"{it.name} writes what it gets"
+    yield from _option_findings(it, options)
+    yield from _language_findings(it, [each.value or "" for each in it.args])
     if it.name in ("rsync", "tar") and any(re.match(r"[^/=-][^/=]*:", each.value or "") for each in it.args):
         yield "network", f"{it.name} to another machine"
     if it.name == "rsync" and any(each.startswith(("--del", "--remove")) for each in options):
@@ -675,6 +823,44 @@ def _catastrophe(it: Invocation) -> Iterator[Finding]:
                 yield "catastrophic", f"it changes {each.source} as a whole"
 
 
+GIT_RUNNING: dict[str, tuple[str, tuple[str, ...]]] = {
+    "clone": ("uc", ("config", "template")),
+    "init": ("", ("template", "separate-git-dir")),
+    "ls-remote": ("u", ()),
+    "rebase": ("xs", ("strategy",)),
+    "merge": ("s", ("strategy",)),
+    "pull": ("s", ("strategy",)),
+    "apply": ("", ("unsafe-paths",)),
+    "archive": ("", ("remote",)),
+}
+"""Options of commands of git that name a program, or a file with settings; besides those of any command."""
+GIT_STARTING = frozenset(
+    {"difftool", "mergetool", "filter-branch", "for-each-repo", "hook", "send-email", "instaweb", "daemon", "shell",
+     "gui", "citool", "gitk", "web--browse", "credential"}
+)  # fmt: skip
+GIT_HARMLESS = frozenset({"user.name", "user.email"})
+HELPER = re.compile(r"\+?[A-Za-z0-9.+-]+::")
+"""Begins the address of a repository that a program of that name fetches."""
+
+
+def _git_runs(command: str, options: Sequence[str], operands: Sequence[str]) -> str:
+    """Why a command of git may run what its arguments name, if it may."""
+    anywhere = ("open-files-in-pager", "ext-diff", "textconv", "upload-pack", "receive-pack", "exec", "output")
+    short, long = GIT_RUNNING.get(command, ("", ()))
+    option = _has(options, f"O{short}", *anywhere, *long) or ("-x" if "-x" in options else "")
+    if option:
+        return f"{option} runs a program, or names a file for it"
+    if command in GIT_STARTING or operands[:1] == ["foreach"] or (command == "bisect" and "run" in operands):
+        return "runs programs"
+    if command == "config" and (
+        _has(options, "e", "edit") or (len(operands) > 1 and operands[0].casefold() not in GIT_HARMLESS)
+    ):
+        return "changes settings, which may name programs"
+    if any(HELPER.match(each) for each in operands):
+        return "runs a program that fetches"
+    return ""
+
+
 def _git(it: Invocation, scene: Scene) -> Iterator[Finding]:
     words = list(it.args)
     while words and words[0].value is not None and words[0].value.startswith("-"):
@@ -707,13 +893,8 @@ def _git(it: Invocation, scene: Scene) -> Iterator[Finding]:
         yield "destructive", f"git {command} removes changes or history"
     if command == "config" or command == "credential":
         yield "credential_read", f"git {command} shows or changes settings, which may hold credentials"
-    if (
-        _has(
-            options, "O", "open-files-in-pager", "ext-diff", "textconv", "upload-pack", "receive-pack", "exec", "output"
-        )
-        or "-x" in options
-    ):
-        yield "unclear", f"an option of git {command} runs a program or writes a file"
+    if why := _git_runs(command, options, [each.value or "" for each in _operands(rest)]):
+        yield "unclear", f"git {command} {why}"
     yield from _may_be_option(rest)
     paths = [each for each in rest if not re.match(r"(HEAD|@)[~^@]|[a-z+]+://", each.value or "")]
     yield from _words_findings(paths, scene, command not in GIT_READS)
@@ -789,6 +970,7 @@ def findings(it: Invocation, scene: Scene) -> Iterator[Finding]:
             yield from _redirected(redirect, scene)
     if not it.words:
         return
+    yield from _secret_variables(it)
     name = family(it.name)
     yield from _catastrophe(it)
     if not it.words[0].certain:
@@ -805,6 +987,12 @@ def findings(it: Invocation, scene: Scene) -> Iterator[Finding]:
         yield from _interpreter(it, scene)
     else:
         yield from _other(it, scene)
+
+
+def _secret_variables(it: Invocation) -> Iterator[Finding]:
+    for word in it.words:
+        if word.value is None and (secret := SECRET_VARIABLE.search(word.source)) is not None:
+            yield "credential_read", f"{secret[0]} may be a secret"
 
 
 def _redirected(redirect: Redirect, scene: Scene) -> Iterator[Finding]:
