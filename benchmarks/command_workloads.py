@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from workload import Sample, Span, forget_peak, give_back_memory, median, status_mb, tell_ready
 
 from mainstay import ProcessHandle, Runtime
-from mainstay.commands.job import Job, Started
+from mainstay.commands.job import Job, StartedCommand
 from mainstay.commands.sandbox import IMPLEMENTATIONS, examine, rules_of
 from mainstay.commands.spawner import Spawner, StartRequest
 from mainstay.model.command import CommandSettings
@@ -118,7 +118,7 @@ async def _confined(params: Sample) -> Sample:
             began = time.perf_counter()
             started = await spawner.start(request)
             seen.append(1e3 * (time.perf_counter() - began))
-            assert isinstance(started, Started), started
+            assert isinstance(started, StartedCommand), started
             ended = await job.wait()
             assert ended is not None
             assert ended.code == 0

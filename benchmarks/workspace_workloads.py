@@ -18,7 +18,7 @@ from mainstay.model.tool import PreparedCall
 from mainstay.testing import ScriptedModel
 from mainstay.tools.context import ToolContext
 from mainstay.workspace.diagnosis import Diagnoser
-from mainstay.workspace.diagnosis.report import Ending
+from mainstay.workspace.diagnosis.report import CommandEnd
 from mainstay.workspace.paths import Paths
 from mainstay.workspace.policy import Policy
 
@@ -132,7 +132,7 @@ async def _parsing(params: Sample) -> Sample:
     began, diagnoser = time.process_time(), Diagnoser()
     for at in range(0, len(data), 65_536):
         diagnoser.feed("stdout", data[at : at + 65_536])
-    found = diagnoser.finish(Ending(1))
+    found = diagnoser.finish(CommandEnd(1))
     spent = time.process_time() - began
     assert found is not None
     assert (found.verdict, len(found.failures)) == ("failed", 1)

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from mainstay.codemode.check import CellCode, Diagnostic, Verdict, judge, read_cell, read_diagnostics
+from mainstay.codemode.check import CellCode, CellVerdict, TypeFinding, judge, read_cell, read_diagnostics
 from mainstay.codemode.stubs import Functions
 from mainstay.ports.code import Executor
 from tests.codemode.kit import TOOLS, executing, run, tool
@@ -106,8 +106,8 @@ def test_code_that_this_python_cannot_read_is_left_to_the_interpreter(code: str)
     read = read_cell(code, CALLS)
 
     assert read == CellCode(unread=True)
-    missed = Diagnostic("unresolved-reference", "Name `search` used when not defined", 1)
-    assert judge(read, [missed], CALLS, CALLS) == Verdict()
+    missed = TypeFinding("unresolved-reference", "Name `search` used when not defined", 1)
+    assert judge(read, [missed], CALLS, CALLS) == CellVerdict()
 
 
 def test_what_is_no_report_of_the_checker_is_no_finding() -> None:
@@ -116,7 +116,7 @@ def test_what_is_no_report_of_the_checker_is_no_finding() -> None:
 
 
 def test_many_findings_are_counted() -> None:
-    found = [Diagnostic("unresolved-reference", f"Name `n{n}` used when not defined", n) for n in range(1, 20)]
+    found = [TypeFinding("unresolved-reference", f"Name `n{n}` used when not defined", n) for n in range(1, 20)]
     verdict = judge(read_cell("1", CALLS), found, CALLS, [])
 
     assert verdict.line == 1

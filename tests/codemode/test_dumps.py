@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from mainstay.codemode.dumps import Dump, DumpHeader, fitting, key_beside, seal, unseal
+from mainstay.codemode.dumps import DumpHeader, SealedDump, fitting, key_beside, seal, unseal
 from mainstay.codemode.inside.values import EARLIER
 from mainstay.codemode.monty import MontyExecutor
 from mainstay.codemode.worker import POLICY, VERSION
@@ -24,12 +24,12 @@ from mainstay.model.code import CellEnd, CodeCall, CodeLimits, Given, Paused
 from tests.codemode.kit import AT, KEY, TOOLS, executing, run
 
 HEADER = DumpHeader("s.1.4", "monty", "1.4.0", "p", CodeLimits(), names=("x",), base=3)
-SEALED = seal(Dump(HEADER, b"abc", b"defg"), KEY)
+SEALED = seal(SealedDump(HEADER, b"abc", b"defg"), KEY)
 
 
 def test_what_was_sealed_comes_back() -> None:
-    assert unseal(SEALED, KEY) == Dump(HEADER, b"abc", b"defg")
-    assert unseal(seal(Dump(replace(HEADER, base=-1), None, b""), KEY), KEY).base is None
+    assert unseal(SEALED, KEY) == SealedDump(HEADER, b"abc", b"defg")
+    assert unseal(seal(SealedDump(replace(HEADER, base=-1), None, b""), KEY), KEY).base is None
 
 
 def test_no_single_bit_of_a_dump_can_change() -> None:
@@ -63,7 +63,7 @@ def test_bytes_of_a_stranger_are_refused(wrong: bytes) -> None:
 
 def test_a_dump_of_another_key_is_refused() -> None:
     with pytest.raises(DumpRefused, match="changed, or saved under another key"):
-        unseal(seal(Dump(HEADER, b"abc", b""), b"x" * 32), KEY)
+        unseal(seal(SealedDump(HEADER, b"abc", b""), b"x" * 32), KEY)
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_a_dump_of_another_key_is_refused() -> None:
     ],
 )
 def test_a_dump_that_was_made_under_other_rules_is_refused(change: dict[str, object], reason: str) -> None:
-    dump = unseal(seal(Dump(replace(HEADER, **change), b"abc", b""), KEY), KEY)
+    dump = unseal(seal(SealedDump(replace(HEADER, **change), b"abc", b""), KEY), KEY)
 
     with pytest.raises(DumpRefused, match=reason):
         fitting(dump, executor="monty", version="1.4.0", policy="p", limits=CodeLimits())

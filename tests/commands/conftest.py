@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from mainstay.commands.job import Job, Started, Status
+from mainstay.commands.job import Job, StartedCommand, Status
 from mainstay.commands.sandbox import IMPLEMENTATIONS, examine, rules_of
 from mainstay.commands.spawner import Spawner, SpawnFailed, StartRequest, check
 from mainstay.model.sandbox import Confinement, Implementation
@@ -79,7 +79,7 @@ class Commands:
         request = self.request(job, list(argv), **options)
         check(request.argv, request.env, request.cwd)
         started = await self.spawner.start(request)
-        assert isinstance(started, Started), started
+        assert isinstance(started, StartedCommand), started
         assert started == job.started()
         return job
 
@@ -94,7 +94,7 @@ class Commands:
     async def tried(self, *argv: str, **options: Any) -> str:
         """What a command printed; nothing where it could not begin."""
         job = self.job()
-        if not isinstance(await self.spawner.start(self.request(job, list(argv), **options)), Started):
+        if not isinstance(await self.spawner.start(self.request(job, list(argv), **options)), StartedCommand):
             return ""
         await ended(job)
         return printed(job)

@@ -16,7 +16,7 @@ import pytest
 
 from mainstay import Agent, ProcessContext, Runtime, process
 from mainstay.commands import shim
-from mainstay.commands.job import Identity, Job, Started, own_boot, own_namespace
+from mainstay.commands.job import Identity, Job, StartedCommand, own_boot, own_namespace
 from mainstay.errors import CommandsUnavailable, InvalidCommand, InvalidProcess
 from mainstay.model.monitor import Watch
 from mainstay.testing import FunctionModel
@@ -85,7 +85,7 @@ async def test_a_shim_that_cannot_be_asked_for_now_costs_no_file(commands: Comma
 
 async def test_a_process_that_is_gone_is_not_waited_for(tmp_path: Path) -> None:
     nobody = Identity(2**22 - 1, 1)  # PID_MAX_LIMIT: no process ever has it
-    started = Started(nobody, nobody, own_boot(), own_namespace(), "token", 0)
+    started = StartedCommand(nobody, nobody, own_boot(), own_namespace(), "token", 0)
 
     assert shim.stat_of(nobody.pid) is None
     assert await Job(tmp_path).wait(started) is None

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mainstay import Agent, ProcessHandle, Runtime
-from mainstay.commands.job import Answer
+from mainstay.commands.job import ShimAnswer
 from mainstay.errors import InvalidInput, TooManyCommands
 from mainstay.model.command import CommandSettings
 from mainstay.testing import FunctionModel
@@ -81,8 +81,8 @@ async def test_large_input_and_output_at_once(commands: Commands) -> None:
     job = await commands.start("cat", stdin=True)
     block = bytes(range(256)) * 4000
     for number in range(1, 9):
-        assert await job.write_stdin(number, block) is Answer.OK
-    assert await job.close_stdin(9) is Answer.OK
+        assert await job.write_stdin(number, block) is ShimAnswer.OK
+    assert await job.close_stdin(9) is ShimAnswer.OK
     status = await ended(job)
 
     assert (status.code, status.stdout) == (0, 8 * len(block))
@@ -107,11 +107,11 @@ os.write(2, b"end\\n")
 async def test_terminal_has_one_stream_a_size_and_an_end(commands: Commands) -> None:
     job = await commands.python(ECHO, pty=(24, 80))
     await until(lambda: b"size 24 80" in written(job))
-    assert await job.resize(50, 132) is Answer.OK
+    assert await job.resize(50, 132) is ShimAnswer.OK
     await until(lambda: b"size 50 132" in written(job))
-    assert await job.write_stdin(1, b"hello\n") is Answer.OK
+    assert await job.write_stdin(1, b"hello\n") is ShimAnswer.OK
     await until(lambda: b"line hello" in written(job))
-    assert await job.close_stdin(2) is Answer.OK
+    assert await job.close_stdin(2) is ShimAnswer.OK
     status = await ended(job)
 
     assert (status.end, status.code, status.stderr, status.drained) == ("exited", 0, 0, True)
@@ -122,7 +122,7 @@ async def test_terminal_has_one_stream_a_size_and_an_end(commands: Commands) -> 
 async def test_interrupt_key_reaches_what_is_in_the_foreground(commands: Commands) -> None:
     job = await commands.start("sh", "-c", "echo ready; exec sleep 100", pty=(24, 80))
     await until(lambda: b"ready" in written(job))
-    assert await job.write_stdin(1, b"\x03") is Answer.OK
+    assert await job.write_stdin(1, b"\x03") is ShimAnswer.OK
     status = await ended(job)
 
     assert (status.end, status.signal) == ("signaled", signal.SIGINT)
@@ -147,7 +147,7 @@ async def test_terminal_that_never_stops_printing_is_written_to(commands: Comman
     answer = await job.write_stdin(1, b"x" * 100_000)
     status = await ended(job)
 
-    assert (answer, status.code) == (Answer.OK, 0)
+    assert (answer, status.code) == (ShimAnswer.OK, 0)
 
 
 async def test_kill_ends_a_terminal(commands: Commands) -> None:
@@ -163,7 +163,7 @@ async def test_kill_ends_a_terminal(commands: Commands) -> None:
 async def test_without_a_terminal_there_is_no_size(commands: Commands) -> None:
     job = await commands.start("sleep", "100")
 
-    assert await job.resize(10, 10) is Answer.UNSUPPORTED
+    assert await job.resize(10, 10) is ShimAnswer.UNSUPPORTED
     for rows, columns in ((0, 80), (24, 1 << 16), (-1, 80)):
         with pytest.raises(InvalidInput, match="rows"):
             await job.resize(rows, columns)

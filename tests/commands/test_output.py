@@ -15,7 +15,7 @@ import pytest
 
 from mainstay.commands import shim
 from mainstay.commands.job import Job
-from mainstay.commands.output import Stream, Text, follow, pieces, read, summarize
+from mainstay.commands.output import Stream, TextDecoder, follow, pieces, read, summarize
 from mainstay.commands.spawner import StartRequest
 from mainstay.errors import InvalidInput
 from tests.commands.conftest import Commands, ended, size
@@ -160,7 +160,7 @@ async def test_character_over_a_border_of_chunks_is_one(commands: Commands, limi
     text = "aé€😀" * 30
     job = await commands.start("printf", "%s", text)
     await ended(job)
-    decoded, after, reader = "", 0, Text()
+    decoded, after, reader = "", 0, TextDecoder()
     while True:
         chunk = read(job, "stdout", after, limit)
         decoded += reader.add(chunk)

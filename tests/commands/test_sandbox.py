@@ -26,14 +26,14 @@ from msgspec.structs import replace
 
 from mainstay import Runtime, Workspace
 from mainstay.commands import confine, shim
-from mainstay.commands.job import Job, Started
+from mainstay.commands.job import Job, StartedCommand
 from mainstay.commands.os_tree import end_lost
 from mainstay.commands.sandbox import (
     ALONE,
     IMPLEMENTATIONS,
     PROBE,
     WORKS_IN_ALL,
-    Programs,
+    HelperPrograms,
     Sandbox,
     attack,
     counts_processes,
@@ -141,7 +141,7 @@ def test_an_unprivileged_user_is_confined_alike(how: Implementation, monkeypatch
             monkeypatch.setenv("MAINSTAY_BWRAP", str(copied_for_others(bubblewrap(), here)))
         Path(folder).chmod(0o755)
         os.chown(base, NOBODY, NOBODY)
-        attacks = attack(how, str(base), Programs(str(here), python, str(Path(python).parents[1])), NOBODY)
+        attacks = attack(how, str(base), HelperPrograms(str(here), python, str(Path(python).parents[1])), NOBODY)
 
     assert isinstance(attacks, dict), attacks
     through = {name for name, refused in attacks.items() if not refused}
@@ -261,7 +261,7 @@ async def test_what_a_killed_shim_leaves_is_found_and_ended(commands: Commands, 
     job = await commands.start("sh", "-c", "sleep 1000 & echo ready; wait", **options)
     await until(lambda: printed(job))
     started = job.started()
-    assert isinstance(started, Started)
+    assert isinstance(started, StartedCommand)
     os.kill(started.shim.pid, signal.SIGKILL)
     await until(lambda: not job.held())
     remains = await end_lost(job, 60)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mainstay.commands.job import Answer, Beginning, Job
+from mainstay.commands.job import Beginning, Job, ShimAnswer
 from mainstay.errors import TooLarge
 from tests.commands.conftest import Commands, ended, written
 from tests.kit import until
@@ -90,11 +90,11 @@ async def test_folder_is_its_owners_alone(commands: Commands) -> None:
 async def test_stdin_is_written_once_for_each_number(commands: Commands) -> None:
     job = await commands.start("cat", stdin=True)
 
-    assert await job.write_stdin(1, b"one ") is Answer.OK
-    assert await job.write_stdin(1, b"one ") is Answer.REPEATED
-    assert await job.write_stdin(4, b"four") is Answer.OK
-    assert await job.write_stdin(3, b"late") is Answer.REPEATED
-    assert await job.close_stdin(5) is Answer.OK
+    assert await job.write_stdin(1, b"one ") is ShimAnswer.OK
+    assert await job.write_stdin(1, b"one ") is ShimAnswer.REPEATED
+    assert await job.write_stdin(4, b"four") is ShimAnswer.OK
+    assert await job.write_stdin(3, b"late") is ShimAnswer.REPEATED
+    assert await job.close_stdin(5) is ShimAnswer.OK
     assert (await ended(job)).code == 0
     assert output(job)[0] == b"one four"
 
@@ -103,10 +103,10 @@ async def test_stdin_after_the_end_is_answered(commands: Commands) -> None:
     job = await commands.start("true", stdin=True)
     await ended(job)
 
-    assert await job.write_stdin(1, b"x") is Answer.EXITED
-    assert await job.close_stdin(2) is Answer.EXITED
-    assert await job.signal(signal.SIGINT) is Answer.EXITED
-    assert await job.resize(1, 1) is Answer.EXITED
+    assert await job.write_stdin(1, b"x") is ShimAnswer.EXITED
+    assert await job.close_stdin(2) is ShimAnswer.EXITED
+    assert await job.signal(signal.SIGINT) is ShimAnswer.EXITED
+    assert await job.resize(1, 1) is ShimAnswer.EXITED
 
 
 async def test_stdin_that_is_closed_is_answered(commands: Commands) -> None:
@@ -114,10 +114,10 @@ async def test_stdin_that_is_closed_is_answered(commands: Commands) -> None:
     closing = await commands.start("sh", "-c", "exec 0<&-; echo closed; exec sleep 100", stdin=True)
     await until(lambda: output(closing)[0])
 
-    assert await without.write_stdin(1, b"x") is Answer.CLOSED
-    assert await closing.write_stdin(1, b"x") is Answer.OK  # the shim took it, and found out when it wrote it
-    assert await closing.write_stdin(2, b"x") is Answer.CLOSED
-    assert await closing.write_stdin(1, b"x") is Answer.REPEATED
+    assert await without.write_stdin(1, b"x") is ShimAnswer.CLOSED
+    assert await closing.write_stdin(1, b"x") is ShimAnswer.OK  # the shim took it, and found out when it wrote it
+    assert await closing.write_stdin(2, b"x") is ShimAnswer.CLOSED
+    assert await closing.write_stdin(1, b"x") is ShimAnswer.REPEATED
     for job in (without, closing):
         assert await job.kill("enough", 2)
 
@@ -133,7 +133,7 @@ async def test_signal_reaches_the_process_group(commands: Commands) -> None:
     job = await commands.start("sh", "-c", "trap 'echo got; exit 3' USR1; echo ready; while :; do sleep 0.01; done")
     await until(lambda: output(job)[0])
 
-    assert await job.signal(signal.SIGUSR1) is Answer.OK
+    assert await job.signal(signal.SIGUSR1) is ShimAnswer.OK
     status = await ended(job)
     assert (status.end, status.signal or status.code) == ("exited", 3)
     assert output(job)[0] == b"ready\ngot\n"

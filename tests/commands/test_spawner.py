@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from mainstay.commands.job import Beginning, Job, Started
+from mainstay.commands.job import Beginning, Job, StartedCommand
 from mainstay.commands.spawner import Spawner, SpawnFailed, check
 from mainstay.errors import CommandsUnavailable, InvalidCommand, RuntimeClosed
 from tests.commands.conftest import Commands, children_of, ended, size
@@ -278,7 +278,7 @@ async def test_secrets_are_in_no_file_and_in_no_process_but_the_command(commands
     secret = "very-secret-value"
     job = await commands.start("cat", stdin=True, env={"API_KEY": secret})
     started = job.started()
-    assert isinstance(started, Started)
+    assert isinstance(started, StartedCommand)
 
     assert secret.encode() in Path(f"/proc/{started.leader.pid}/environ").read_bytes()
     assert secret.encode() not in Path(f"/proc/{started.shim.pid}/environ").read_bytes()
@@ -332,7 +332,7 @@ async def test_spawners_of_two_runtimes_do_not_meet(commands: Commands) -> None:
     started, mine = await asyncio.gather(other.start(commands.request(job, ["true"])), commands.start("true"))
     await other.close()
 
-    assert isinstance(started, Started)
+    assert isinstance(started, StartedCommand)
     assert (await ended(job)).code == (await ended(mine)).code == 0
 
 
@@ -341,7 +341,7 @@ async def test_spawners_of_two_runtimes_do_not_meet(commands: Commands) -> None:
 
 async def test_shim_that_was_forked_ahead_runs_the_command(commands: Commands) -> None:
     prepared = commands.spawner.prepare()
-    job, told = commands.job(), list[Started]()
+    job, told = commands.job(), list[StartedCommand]()
     started = await commands.spawner.start(commands.request(job, ["echo", "hello"]), prepared, told.append)
 
     assert told == [started]
@@ -350,7 +350,7 @@ async def test_shim_that_was_forked_ahead_runs_the_command(commands: Commands) -
 
 
 async def test_who_runs_a_command_is_told_also_where_its_program_cannot_be_run(commands: Commands) -> None:
-    job, told = commands.job(), list[Started]()
+    job, told = commands.job(), list[StartedCommand]()
     failed = await commands.spawner.start(commands.request(job, ["/nowhere/program"]), identified=told.append)
 
     assert str(failed) == "SpawnFailed(stage='exec', number=2)"
@@ -415,7 +415,7 @@ async def test_shim_of_the_next_command_is_forked_when_one_has_begun(commands: C
     job = commands.job()
     started = await commands.spawner.start(commands.request(job, ["true"]), commands.spawner.prepare())
 
-    assert isinstance(started, Started)
+    assert isinstance(started, StartedCommand)
     assert (started.shim.pid, started.leader.pid) == (shim, leader)
     assert (await ended(job)).code == 0
 

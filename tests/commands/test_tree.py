@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from mainstay.commands import shim
-from mainstay.commands.job import Beginning, Job, Started, Status, own_boot
+from mainstay.commands.job import Beginning, Job, StartedCommand, Status, own_boot
 from mainstay.commands.os_tree import Remains, end, end_lost
 from tests.commands.conftest import Commands, ended, size, written
 from tests.kit import until
@@ -205,7 +205,7 @@ async def test_command_whose_folder_was_deleted_is_ended(commands: Commands) -> 
 # ---------------------------------------------------------------------- without a shim
 
 
-async def killed_shim(job: Job) -> Started:
+async def killed_shim(job: Job) -> StartedCommand:
     """SIGKILL to a command's shim, which leaves no status."""
     started = job.started()
     assert started is not None

@@ -9,7 +9,16 @@ from typing import Any
 import pytest
 
 from mainstay import Agent, ModelRequest, Runtime
-from mainstay.commands.watch import BLOCK, LINE_CHARACTERS, NEWEST, Lines, Pattern, matching, split_lines, whole_lines
+from mainstay.commands.watch import (
+    BLOCK,
+    LINE_CHARACTERS,
+    NEWEST,
+    LinePattern,
+    NewestLines,
+    matching,
+    split_lines,
+    whole_lines,
+)
 from mainstay.errors import InvalidCommand
 from mainstay.model.monitor import OutputCursor, Watch, read_cursor
 from mainstay.testing import FunctionModel
@@ -51,12 +60,12 @@ async def test_complete_lines_are_told_and_a_half_one_waits(
     ],
 )
 async def test_texts_are_literal_but_for_the_star(pattern: str, line: bytes, found: bool) -> None:
-    assert Pattern(pattern).matches(line) is found
-    assert matching([Pattern(pattern)], line + b"\n\nother\n") == ([line] if found else [])
+    assert LinePattern(pattern).matches(line) is found
+    assert matching([LinePattern(pattern)], line + b"\n\nother\n") == ([line] if found else [])
 
 
 async def test_of_many_lines_the_newest_are_kept_and_all_are_counted() -> None:
-    lines = Lines()
+    lines = NewestLines()
     lines.add([b"%d" % n for n in range(1000)])
     lines.add([b"last"])
 
@@ -81,7 +90,7 @@ async def test_of_many_lines_the_newest_are_kept_and_all_are_counted() -> None:
     ],
 )
 async def test_a_flood_is_counted_as_its_lines_are(data: bytes) -> None:
-    quick, slow = Lines(), Lines()
+    quick, slow = NewestLines(), NewestLines()
     quick.add_all(data)
     slow.add(split_lines(data))
 
@@ -89,7 +98,7 @@ async def test_a_flood_is_counted_as_its_lines_are(data: bytes) -> None:
 
 
 async def test_a_line_is_shown_as_text_and_not_at_length() -> None:
-    lines = Lines()
+    lines = NewestLines()
     lines.add([b"bad \xff byte\r", b"x" * 10_000])
 
     assert lines.newest == ["bad \ufffd byte", "x" * LINE_CHARACTERS + "\u2026"]

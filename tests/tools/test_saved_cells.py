@@ -19,7 +19,7 @@ import pytest
 from msgspec.structs import replace
 
 from mainstay import Runtime, tool
-from mainstay.codemode.dumps import Dump, key_beside, seal, unseal
+from mainstay.codemode.dumps import SealedDump, key_beside, seal, unseal
 from mainstay.codemode.inside.values import EARLIER
 from mainstay.codemode.monty import MontyExecutor
 from mainstay.engine.host import SystemClock
@@ -38,7 +38,7 @@ Change = Callable[[bytes, bytes, bytes], bytes | None]
 
 def of_another(key: bytes, sealed: bytes, **changes: object) -> bytes:
     dump = unseal(sealed, key)
-    return seal(Dump(replace(dump.header, **changes), dump.base, dump.cell), key)
+    return seal(SealedDump(replace(dump.header, **changes), dump.base, dump.cell), key)
 
 
 CHANGES: dict[str, Change] = {

@@ -15,7 +15,7 @@ from mainstay import Agent, Runtime, ToolCall, Workspace
 from mainstay.model.command import CommandSettings
 from mainstay.testing import ScriptedModel
 from mainstay.workspace.checks import SHOWN_BYTES, shown
-from mainstay.workspace.diagnosis.report import Diagnosis, Diagnostic, Failure, Tests
+from mainstay.workspace.diagnosis.report import Diagnosis, Diagnostic, FailedTest, Tests
 from mainstay.workspace.policy import Policy
 from tests.kit import crash, until
 from tests.workspace.asking import Conversation
@@ -134,7 +134,7 @@ async def test_a_run_goes_on_in_the_background_and_is_read_when_it_has_ended(mod
 
 
 def test_more_than_there_is_room_for_is_said_and_read_on() -> None:
-    failures = tuple([Failure(f"test_{n}", "no", "a.py", n, "x" * 4000) for n in range(50)])
+    failures = tuple([FailedTest(f"test_{n}", "no", "a.py", n, "x" * 4000) for n in range(50)])
     whole = Diagnosis("pytest", "failed", Tests(0, 50, 0, 0), failures, (Diagnostic("error", "bad"),))
 
     first = shown(whole)

@@ -12,7 +12,7 @@ import pytest
 from mainstay.workspace.diagnosis import READERS, Diagnoser
 from mainstay.workspace.diagnosis.detection import Purpose, Runner, detect
 from mainstay.workspace.diagnosis.lines import LONGEST_LINE, Lines, clean
-from mainstay.workspace.diagnosis.report import MOST_FAILURES, Diagnosis, Ending, Tests, judge
+from mainstay.workspace.diagnosis.report import MOST_FAILURES, CommandEnd, Diagnosis, Tests, judge
 from tests.fuzzing import FULL
 
 STREAMS: tuple[Literal["stdout", "stderr"], ...] = ("stdout", "stderr")
@@ -33,13 +33,13 @@ def diagnosed(case: str, block: int = 1 << 20) -> Diagnosis | None:
     report = RECORDED / f"{case}.xml"
     if report.exists():
         diagnoser.report(report.read_bytes())
-    return diagnoser.finish(Ending(CASES[case]["exit_code"]))
+    return diagnoser.finish(CommandEnd(CASES[case]["exit_code"]))
 
 
 def told(text: str | bytes, exit_code: int | None = 1, whole: bool = True) -> Diagnosis | None:
     diagnoser = Diagnoser()
     diagnoser.feed("stdout", text.encode() if isinstance(text, str) else text)
-    return diagnoser.finish(Ending(exit_code, whole))
+    return diagnoser.finish(CommandEnd(exit_code, whole))
 
 
 # ---------------------------------------------------------------------- tests
@@ -258,7 +258,7 @@ def test_a_run_that_was_cut_anywhere_never_passed(case: str) -> None:
             if stream == "stderr":
                 diagnoser.feed("stdout", streams["stdout"])
             diagnoser.feed(stream, data[:end])
-            found = diagnoser.finish(Ending(None))
+            found = diagnoser.finish(CommandEnd(None))
             if found is not None and not case.endswith("junit"):
                 assert found.verdict == "incomplete"
                 assert {f.name.rpartition("::")[2].rpartition(".")[2] for f in found.failures} <= bare
@@ -282,7 +282,7 @@ def test_lines_that_begin_nothing_are_passed_over_without_a_difference(case: str
             for reader in readers:
                 reader.feed(line)
 
-    assert judge([each.findings() for each in readers], Ending(CASES[case]["exit_code"])) == diagnosed(case)
+    assert judge([each.findings() for each in readers], CommandEnd(CASES[case]["exit_code"])) == diagnosed(case)
 
 
 def test_output_that_breaks_off_is_incomplete_also_with_exit_code_0() -> None:
@@ -399,7 +399,7 @@ def test_lines_are_cleaned() -> None:
 def reported(report: str | bytes, exit_code: int | None = 1) -> Diagnosis | None:
     diagnoser = Diagnoser()
     diagnoser.report(report.encode() if isinstance(report, str) else report)
-    return diagnoser.finish(Ending(exit_code))
+    return diagnoser.finish(CommandEnd(exit_code))
 
 
 BOMB = '<!DOCTYPE x [<!ENTITY a "aaaaaaaaaa"><!ENTITY b "&a;&a;&a;">]><testsuites><testcase name="&b;"/></testsuites>'

@@ -82,7 +82,7 @@ def facts_text(facts: CommandFacts) -> str:
 async def show_output(store: Store, process: str, stream: Stream, after: int, following: bool, json: bool) -> None:
     """Print what a command wrote, with `following` until its end: byte by byte, on a terminal as text that cannot
     command it, or as JSON lines with offsets."""
-    decoder, at = output.Text(), after
+    decoder, at = output.TextDecoder(), after
     async with aclosing(_chunks(store, process, stream, after, following)) as chunks:
         async for chunk in chunks:
             if json:

@@ -28,7 +28,7 @@ MOST_DOTS = 100
 _DOTTED = re.compile(rf"\b[^\W\d]\w*(?:[\s\\]*\.[\s\\]*\w+){{{MOST_DOTS}}}")
 
 
-class Fault(Struct, frozen=True):
+class CellFault(Struct, frozen=True):
     line: int
     message: str
 
@@ -43,7 +43,7 @@ class CellCode(Struct, frozen=True):
 
     binds: tuple[str, ...] = ()
     mentions: frozenset[str] = frozenset()
-    unawaited: tuple[Fault, ...] = ()
+    unawaited: tuple[CellFault, ...] = ()
     unread: bool = False
     keeps: bool = False
 
@@ -150,7 +150,7 @@ def dotted(node: ast.AST) -> str:
     return ""
 
 
-def _unawaited(parents: dict[ast.AST, ast.AST], asynchronous: Collection[str]) -> Iterator[Fault]:
+def _unawaited(parents: dict[ast.AST, ast.AST], asynchronous: Collection[str]) -> Iterator[CellFault]:
     used = _names_used(parents)
     for node, parent in parents.items():
         if not isinstance(node, ast.Call):
@@ -159,11 +159,11 @@ def _unawaited(parents: dict[ast.AST, ast.AST], asynchronous: Collection[str]) -
         if name not in asynchronous and name not in _GATHERS:
             continue
         if not isinstance(parent, _KEEPS) or _looks(parent, node):
-            yield Fault(node.lineno, f"the call of {name}() is not awaited: write `await {name}(…)`")
+            yield CellFault(node.lineno, f"the call of {name}() is not awaited: write `await {name}(…)`")
         elif isinstance(parent, ast.Assign) and len(parent.targets) == 1 and isinstance(parent.targets[0], ast.Name):
             target = parent.targets[0].id
             if target not in used:
-                yield Fault(
+                yield CellFault(
                     node.lineno, f"`{target}` is a call of {name}() that is never awaited: write `await {name}(…)`"
                 )
 
@@ -213,7 +213,7 @@ def _names_used(parents: dict[ast.AST, ast.AST]) -> frozenset[str]:
 # What a type checker found
 
 
-class Diagnostic(Struct, frozen=True):
+class TypeFinding(Struct, frozen=True):
     """One finding of a type checker: its rule, its words and the line of the cell."""
 
     rule: str
@@ -221,14 +221,14 @@ class Diagnostic(Struct, frozen=True):
     line: int
 
 
-def read_diagnostics(rendered: str, first_line: int) -> list[Diagnostic]:
+def read_diagnostics(rendered: str, first_line: int) -> list[TypeFinding]:
     """The JSON that ty renders. `first_line` is the line of the cell's first one in what was checked."""
     try:
         found = msgspec.json.decode(rendered)
     except msgspec.MsgspecError:
         return []
     return [
-        Diagnostic(str(each.get("check_name") or each.get("code")), str(each.get("message", "")), row - first_line + 1)
+        TypeFinding(str(each.get("check_name") or each.get("code")), str(each.get("message", "")), row - first_line + 1)
         for each in found
         if isinstance(each, dict) and (row := _row(each)) >= first_line
     ]
@@ -240,7 +240,7 @@ def _row(found: dict[str, Any]) -> int:
     return row if isinstance(row, int) else 0
 
 
-class Verdict(Struct, frozen=True):
+class CellVerdict(Struct, frozen=True):
     """`refused` is what the model is told instead of a run, "" where the cell may run; `notes` are told beside."""
 
     refused: str = ""
@@ -256,34 +256,34 @@ _FUNCTION = re.compile(r"function `(\w+)`")
 
 
 def judge(
-    code: CellCode, diagnostics: Sequence[Diagnostic], asynchronous: Collection[str], known: Collection[str]
-) -> Verdict:
+    code: CellCode, diagnostics: Sequence[TypeFinding], asynchronous: Collection[str], known: Collection[str]
+) -> CellVerdict:
     """Sort what was found. `known` are all names that a cell may use, for "did you mean"."""
     if code.unread:  # the checker was not told of the names that it mentions, and would miss them
-        return Verdict()
+        return CellVerdict()
     faults = list(code.unawaited)
     seen = {fault.line for fault in faults}
-    notes: list[Fault] = []
+    notes: list[CellFault] = []
     last = {path.rpartition(".")[2] for path in asynchronous}
     for each in diagnostics:
         function = _FUNCTION.search(each.message)
         if each.rule == "unresolved-reference" and (name := _name(each.message)) not in _PYTHON:
-            faults.append(Fault(each.line, _unknown(name, known)))
+            faults.append(CellFault(each.line, _unknown(name, known)))
         elif each.rule in _ARGUMENTS and function is not None and function[1] in last:
-            faults.append(Fault(each.line, each.message))
+            faults.append(CellFault(each.line, each.message))
         elif each.rule == "unused-awaitable" or "`CoroutineType[" in each.message:
             if each.line not in seen:
-                faults.append(Fault(each.line, f"{each.message}: a call is awaited before its result is used"))
+                faults.append(CellFault(each.line, f"{each.message}: a call is awaited before its result is used"))
         elif each.rule not in ("invalid-syntax", "unresolved-reference"):
-            notes.append(Fault(each.line, each.message))
+            notes.append(CellFault(each.line, each.message))
     if not faults:
-        return Verdict(notes=tuple(_lines(notes, MOST_NOTES)))
+        return CellVerdict(notes=tuple(_lines(notes, MOST_NOTES)))
     faults.sort(key=lambda fault: fault.line)
     text = "\n".join(("The cell was not run.", *_lines(faults, MOST_FAULTS)))
-    return Verdict(text, faults[0].line, tuple(_lines(notes, MOST_NOTES)))
+    return CellVerdict(text, faults[0].line, tuple(_lines(notes, MOST_NOTES)))
 
 
-def _lines(faults: Sequence[Fault], most: int) -> list[str]:
+def _lines(faults: Sequence[CellFault], most: int) -> list[str]:
     shown = list(dict.fromkeys(f"line {fault.line}: {fault.message}" for fault in faults))
     return shown if len(shown) <= most else [*shown[:most], f"… and {len(shown) - most} more"]
 

@@ -22,7 +22,7 @@ from typing import Any, Final, ParamSpec, TypeVar
 
 from mainstay.codemode import pipe
 from mainstay.codemode.check import judge, oversize, read_cell
-from mainstay.codemode.pipe import Cell, Kept, Worker, run_again
+from mainstay.codemode.pipe import CPythonCell, CPythonWorker, Kept, run_again
 from mainstay.codemode.places import Catalogues, Places, to_its_end
 from mainstay.codemode.stubs import Functions, shown
 from mainstay.errors import (
@@ -118,7 +118,7 @@ class CPythonExecutor:
         return self.places.taken
 
     @property
-    def taken(self) -> list[Worker]:
+    def taken(self) -> list[CPythonWorker]:
         """The processes that REPLs have now."""
         return [repl.worker for repl in self._repls if repl.worker is not None]
 
@@ -162,7 +162,7 @@ class CPythonExecutor:
     def in_thread(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
         return self._threads.run(functools.partial(function, *args, **kwargs))
 
-    async def take(self) -> Worker:
+    async def take(self) -> CPythonWorker:
         """A process in a place of its own, when there is one. It is given back with `give`. Raises Ended where none
         can be begun."""
         await self.places.take()
@@ -171,24 +171,24 @@ class CPythonExecutor:
         except BaseException as error:  # a cancel as well: nothing else gives back the place
             self.places.release()
             if isinstance(error, InvalidCommand | CommandsUnavailable):
-                raise pipe.Ended(pipe.lost(f"could not be begun: {error}")) from None
+                raise pipe.CellDropped(pipe.lost(f"could not be begun: {error}")) from None
             raise
 
-    async def _begin(self) -> Worker:
+    async def _begin(self) -> CPythonWorker:
         starting = asyncio.ensure_future(self._commands.start("code", self._command, {}))
-        worker = Worker(await to_its_end(starting, lambda: Worker(starting.result()).end()))
+        worker = CPythonWorker(await to_its_end(starting, lambda: CPythonWorker(starting.result()).end()))
         try:
             await to_its_end(self.in_thread(worker.wait_ready))
         except BaseException as error:  # a cancel as well: nobody else knows of the process
             worker.kill()
-            said = await worker.complaints() if isinstance(error, pipe.Ended) else ""
+            said = await worker.complaints() if isinstance(error, pipe.CellDropped) else ""
             await worker.end()
             if said:
-                raise pipe.Ended(pipe.lost(f"could not be begun: {said.splitlines()[-1]}")) from None
+                raise pipe.CellDropped(pipe.lost(f"could not be begun: {said.splitlines()[-1]}")) from None
             raise
         return worker
 
-    async def give(self, worker: Worker) -> None:
+    async def give(self, worker: CPythonWorker) -> None:
         try:
             await worker.end()
         finally:
@@ -213,10 +213,10 @@ class CPythonExecutor:
 def _checker() -> Any:
     """Monty's type checker, if it is installed. Without it names and arguments are checked when a cell gets there."""
     try:
-        from mainstay.codemode.worker import Checker  # noqa: PLC0415  # an extra, which is not needed to run
+        from mainstay.codemode.worker import TypeChecker  # noqa: PLC0415  # an extra, which is not needed to run
     except ImportError:
         return None
-    return Checker()
+    return TypeChecker()
 
 
 def _checked(checker: Any, *args: Any) -> Any:
@@ -239,8 +239,8 @@ class CPythonRepl:
     def __init__(self, executor: CPythonExecutor) -> None:
         self._executor = executor
         self._lock = asyncio.Lock()
-        self.worker: Worker | None = None
-        self._cell: Cell | None = None
+        self.worker: CPythonWorker | None = None
+        self._cell: CPythonCell | None = None
         self._cells: list[Kept] = []
         self._variables: list[Variable] = []
         self._names: tuple[str, ...] = ()
@@ -281,7 +281,7 @@ class CPythonRepl:
                 error = CodeError("check", verdict.refused, line=verdict.line, rolled_back=True)
                 return CellEnd(error=error, notes=notes)
         self._binds = read.binds
-        cell = self._cell = Cell(code, functions, self._executor.limits, at, seed)
+        cell = self._cell = CPythonCell(code, functions, self._executor.limits, at, seed)
         cell.notes = notes
         self._executor.places.goes_on(self)
         async with self._lock:
@@ -301,7 +301,7 @@ class CPythonRepl:
                 self._executor.places.rests(self)
             return Paused() if cell.calls else self._ended(cell)
 
-    async def _step(self, cell: Cell, step: Callable[..., CodeStep], *args: Any, waits: bool) -> CodeStep:
+    async def _step(self, cell: CPythonCell, step: Callable[..., CodeStep], *args: Any, waits: bool) -> CodeStep:
         """Let the cell run on. A cancel kills the process: nothing else ends code that does not wait."""
         if self.worker is None:
             why = await self._begin_again([*self._cells, cell.kept()] if waits else self._cells, waits)
@@ -322,7 +322,7 @@ class CPythonRepl:
         """Have a process that is where the one before was. Says why there is none; "" where there is."""
         try:
             worker = self.worker = await self._executor.take()
-        except pipe.Ended as ended:
+        except pipe.CellDropped as ended:
             return ended.error.message
         if not cells:
             return ""
@@ -331,7 +331,7 @@ class CPythonRepl:
             await self._give_back()
         return why
 
-    async def _on_worker(self, worker: Worker, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def _on_worker(self, worker: CPythonWorker, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         running = self._executor.in_thread(function, *args, **kwargs)
         try:
             return await asyncio.shield(running)
@@ -341,7 +341,7 @@ class CPythonRepl:
             await self._give_back()
             raise
 
-    def _ended(self, cell: Cell) -> CellEnd:
+    def _ended(self, cell: CPythonCell) -> CellEnd:
         end, self._cell = cell.end, None
         assert end is not None
         if cell.keep:

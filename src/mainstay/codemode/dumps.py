@@ -72,7 +72,7 @@ class DumpHeader(Struct, frozen=True, omit_defaults=True):
     cell_feeds: int = 0
 
 
-class Dump(Struct, frozen=True):
+class SealedDump(Struct, frozen=True):
     header: DumpHeader
     base: bytes | None
     cell: bytes
@@ -82,13 +82,13 @@ _encode = msgspec.json.encode
 _decode = msgspec.json.Decoder(DumpHeader).decode
 
 
-def seal(dump: Dump, key: bytes) -> bytes:
+def seal(dump: SealedDump, key: bytes) -> bytes:
     header = _encode(dump.header)
     body = b"".join((len(header).to_bytes(4, "big"), header, dump.base or b"", dump.cell))
     return MAGIC + hmac.digest(key, MAGIC + body, "sha256") + body
 
 
-def unseal(sealed: bytes, key: bytes) -> Dump:
+def unseal(sealed: bytes, key: bytes) -> SealedDump:
     """The dump, if this key sealed exactly these bytes. Raises DumpRefused."""
     if not sealed.startswith(MAGIC) or len(sealed) < _FIXED:
         raise DumpRefused("it is no dump of this version, or not whole")
@@ -103,11 +103,11 @@ def unseal(sealed: bytes, key: bytes) -> Dump:
         raise DumpRefused("its header is of another version") from None
     rest = body[4 + size :]
     if header.base < 0:
-        return Dump(header, None, rest)
-    return Dump(header, rest[: header.base], rest[header.base :])
+        return SealedDump(header, None, rest)
+    return SealedDump(header, rest[: header.base], rest[header.base :])
 
 
-def fitting(dump: Dump, *, executor: str, version: str, policy: str, limits: CodeLimits) -> Dump:
+def fitting(dump: SealedDump, *, executor: str, version: str, policy: str, limits: CodeLimits) -> SealedDump:
     """The dump, if it was made by this executor under these rules. Raises DumpRefused.
 
     A loaded interpreter keeps the limits that it was saved with, so other limits are a reason too.

@@ -20,10 +20,10 @@ from typing import Any, Final, ParamSpec, TypeVar
 
 from mainstay.codemode import worker as blocking
 from mainstay.codemode.check import CellCode, judge, oversize, read_cell
-from mainstay.codemode.dumps import KEY_BYTES, CellState, Dump, DumpHeader, fitting, seal, unseal
+from mainstay.codemode.dumps import KEY_BYTES, CellState, DumpHeader, SealedDump, fitting, seal, unseal
 from mainstay.codemode.places import Catalogues, Places, to_its_end
 from mainstay.codemode.stubs import Functions, shown
-from mainstay.codemode.worker import Cell, Checker, Program, Worker
+from mainstay.codemode.worker import MontyCell, MontyProgram, MontyWorker, TypeChecker
 from mainstay.errors import DumpRefused, InternalError, InvalidDefinition, MissingExtra
 from mainstay.model import validate
 from mainstay.model.code import (
@@ -86,9 +86,9 @@ class MontyExecutor:
         self._catalogues = Catalogues()
         self._threads = Threads("mainstay-code", idle_seconds=None, most=self._most + 1)
         self._pool: monty.Monty | None = None
-        self._program: Program | None = None
+        self._program: MontyProgram | None = None
         self._starting: asyncio.Task[monty.Monty] | None = None
-        self._checker = Checker()
+        self._checker = TypeChecker()
         self._checking = asyncio.Lock()
         self._repls: set[MontyRepl] = set()
 
@@ -160,16 +160,16 @@ class MontyExecutor:
     def in_thread(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
         return self._threads.run(functools.partial(function, *args, **kwargs))
 
-    async def take(self, seed: str, functions: Functions) -> Worker:
+    async def take(self, seed: str, functions: Functions) -> MontyWorker:
         """A worker, when one is free; its process is had on a thread. It is given back with `give`."""
         await self.places.take()
         try:
-            return Worker(self._pool or await self._started(), self._limits, seed, functions)
+            return MontyWorker(self._pool or await self._started(), self._limits, seed, functions)
         except BaseException:  # a cancel as well: without a worker there is nothing that gives the slot back
             self.places.release()
             raise
 
-    async def give(self, worker: Worker) -> None:
+    async def give(self, worker: MontyWorker) -> None:
         try:
             await to_its_end(self.in_thread(worker.close))
         finally:
@@ -182,7 +182,7 @@ class MontyExecutor:
         return await asyncio.shield(self._starting)
 
     async def _start(self) -> monty.Monty:
-        program = self._program = await self.in_thread(Program)
+        program = self._program = await self.in_thread(MontyProgram)
         pool = monty.Monty(
             binary_path=program.path,
             min_processes=1,
@@ -217,11 +217,11 @@ class MontyRepl:
     none yet; then those bytes are made in the step that leads to the next one, unless they were large.
     """
 
-    def __init__(self, executor: MontyExecutor, dump: Dump | None, functions: Functions) -> None:
+    def __init__(self, executor: MontyExecutor, dump: SealedDump | None, functions: Functions) -> None:
         self._executor = executor
         self._lock = asyncio.Lock()
-        self._worker: Worker | None = None
-        self._cell: Cell | None = None
+        self._worker: MontyWorker | None = None
+        self._cell: MontyCell | None = None
         self._frozen: bytes | None = None
         self._variables = dump.base if dump else None
         self._contains = dump.header.contains if dump else ""
@@ -234,10 +234,10 @@ class MontyRepl:
         if dump is not None and dump.header.cell is not None:
             self._revive(dump, dump.header.cell, functions)
 
-    def _revive(self, dump: Dump, state: CellState, functions: Functions) -> None:
+    def _revive(self, dump: SealedDump, state: CellState, functions: Functions) -> None:
         read = read_cell(state.code, functions.asynchronous.difference(self._names))
         self._binds = read.binds
-        self._cell = Cell(functions, self._executor.limits, state, dump.header.cell_feeds, self._keepers(read))
+        self._cell = MontyCell(functions, self._executor.limits, state, dump.header.cell_feeds, self._keepers(read))
         if state.end is not None:
             self._cell.ended(state.end, dump.cell or None)
         else:
@@ -282,7 +282,7 @@ class MontyRepl:
         self._seed = self._seed or seed
         self._binds = read.binds
         state = CellState(code=code, at=at, seed=seed, notes=notes)
-        cell = self._cell = Cell(functions, self._executor.limits, state, self._feeds, self._keepers(read))
+        cell = self._cell = MontyCell(functions, self._executor.limits, state, self._feeds, self._keepers(read))
         async with self._lock:
             return await self._step(cell, cell.begin, self._variables)
 
@@ -309,7 +309,7 @@ class MontyRepl:
                 return CellEnd(error=blocking.LOST, notes=cell.notes)
             return await self._step(cell, cell.resume, None if self._worker is not None else frozen, answer)
 
-    async def _step(self, cell: Cell, step: Callable[..., CodeStep], *args: Any) -> CodeStep:
+    async def _step(self, cell: MontyCell, step: Callable[..., CodeStep], *args: Any) -> CodeStep:
         """Run the interpreter until it stops. A cancel kills the worker: nothing else ends code that does not wait."""
         if self._worker is None:
             self._worker = await self._executor.take(self._seed, cell.functions)
@@ -331,7 +331,7 @@ class MontyRepl:
         self._executor.places.rests(self)
         return done
 
-    def _ended(self, cell: Cell) -> CellEnd:
+    def _ended(self, cell: MontyCell) -> CellEnd:
         end, self._cell, self._frozen = cell.end, None, None
         assert end is not None
         if cell.variables is not None:
@@ -361,7 +361,7 @@ class MontyRepl:
             await self._freeze(worker)
             await self._give_back()
 
-    async def _freeze(self, worker: Worker) -> bytes:
+    async def _freeze(self, worker: MontyWorker) -> bytes:
         frozen = self._frozen
         if frozen is None:
             try:
@@ -391,7 +391,7 @@ class MontyRepl:
                 cell=None if cell is None else cell.state(),
                 cell_feeds=0 if cell is None else cell.feeds,
             )
-            dump, key = Dump(header, self._variables, saved), self._executor.key
+            dump, key = SealedDump(header, self._variables, saved), self._executor.key
             if len(saved) + max(header.base, 0) <= SMALL:
                 return seal(dump, key)
             return await to_its_end(self._executor.in_thread(seal, dump, key))

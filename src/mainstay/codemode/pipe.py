@@ -67,11 +67,11 @@ here, and is much less."""
 _MAIN = "import sys; sys.path.insert(0, sys.argv[1]); import driver; driver.main({memory}, {recursion}, {packages!r})"
 
 
-class Ready(Struct, frozen=True, tag_field="kind", tag="ready", forbid_unknown_fields=True):
+class ReadyMessage(Struct, frozen=True, tag_field="kind", tag="ready", forbid_unknown_fields=True):
     pass
 
 
-class Called(Struct, frozen=True, tag_field="kind", tag="call", forbid_unknown_fields=True):
+class CallMessage(Struct, frozen=True, tag_field="kind", tag="call", forbid_unknown_fields=True):
     number: int
     path: str
     args: dict[str, Any]
@@ -100,11 +100,11 @@ class Over(Struct, frozen=True, tag_field="kind", tag="end", forbid_unknown_fiel
     variables: list[tuple[str, str, int | None]]
 
 
-FromIt: TypeAlias = Ready | Called | Printed | Waits | Over
+FromIt: TypeAlias = ReadyMessage | CallMessage | Printed | Waits | Over
 _decoder: msgspec.json.Decoder[FromIt] = msgspec.json.Decoder(FromIt)
 
 
-class Ended(Exception):
+class CellDropped(Exception):
     """The cell is dropped where it stands, and its process with it."""
 
     def __init__(self, error: CodeError) -> None:
@@ -161,7 +161,7 @@ ENVIRONMENT: Mapping[str, str] = {
 }
 
 
-class Worker:
+class CPythonWorker:
     """A CPython in its sandbox. The event loop begins, kills and ends it; in between one thread at a time talks to it.
 
     `catalogue` is the print of the functions that it knows.
@@ -199,44 +199,44 @@ class Worker:
 
     def wait_ready(self) -> None:
         """Raises Ended."""
-        if not isinstance(self.receive(time.monotonic() + START_SECONDS), Ready):
-            raise Ended(lost("did not begin as it should"))
+        if not isinstance(self.receive(time.monotonic() + START_SECONDS), ReadyMessage):
+            raise CellDropped(lost("did not begin as it should"))
 
     def send(self, message: Mapping[str, Any], until: float) -> None:
         """Raises Ended where it cannot be given: the process has died, or does not read."""
         left = memoryview(encode(message) + b"\n")
         while left:
             if not self._out.poll(max(until - time.monotonic(), 0) * 1000):
-                raise Ended(_too_long())
+                raise CellDropped(_too_long())
             try:
                 left = left[os.write(self._command.stdin, left) :]
             except BlockingIOError:
                 continue
             except BrokenPipeError:
-                raise Ended(lost("died")) from None
+                raise CellDropped(lost("died")) from None
 
     def receive(self, until: float) -> FromIt:
         """The next message. Raises Ended where there is none by then, or where it is none."""
         while not self._lines:
             if not self._in.poll(max(until - time.monotonic(), 0) * 1000):
-                raise Ended(_too_long())
+                raise CellDropped(_too_long())
             try:
                 data = os.read(self._command.stdout, 1 << 18)
             except BlockingIOError:
                 continue
             if not data:
-                raise Ended(lost("died"))
+                raise CellDropped(lost("died"))
             first, *more = data.split(b"\n")
             self._left += first
             if len(self._left) > MOST_LINE:
-                raise Ended(lost("wrote a message without an end"))
+                raise CellDropped(lost("wrote a message without an end"))
             if more:
                 self._lines = [bytes(self._left), *more[:-1]][::-1]
                 self._left = bytearray(more[-1])
         try:
             return _decoder.decode(self._lines.pop())
         except (msgspec.MsgspecError, RecursionError):
-            raise Ended(lost("wrote what is no message")) from None
+            raise CellDropped(lost("wrote what is no message")) from None
 
     @property
     def quiet(self) -> bool:
@@ -264,7 +264,7 @@ class Kept(Struct):
     size: int
 
 
-class Cell:
+class CPythonCell:
     """A cell from its first line to its end.
 
     `calls` have come out and have no answer yet. `end` is set when the code is over; `keep` is whether its variables
@@ -287,7 +287,7 @@ class Cell:
 
     # ------------------------------------------------------------------ steps
 
-    def begin(self, worker: Worker) -> CodeStep:
+    def begin(self, worker: CPythonWorker) -> CodeStep:
         message: dict[str, Any] = {"kind": "begin", "code": self.code, "at": self.at, "seed": self.seed}
         if worker.catalogue != self.functions.print:
             found = self.functions.by_path
@@ -295,7 +295,7 @@ class Cell:
             worker.catalogue = self.functions.print
         return self._step(worker, message)
 
-    def resume(self, worker: Worker, answer: CodeAnswer) -> CodeStep:
+    def resume(self, worker: CPythonWorker, answer: CodeAnswer) -> CodeStep:
         self.answers.append((answer, self.at, self.told))
         message: dict[str, Any] = {"number": answer.call, "at": self.at}
         match answer:
@@ -326,7 +326,7 @@ class Cell:
     def kept(self) -> Kept:
         return Kept(self.code, self.functions, self._began, self.seed, self.answers, self.told, self.size)
 
-    def _step(self, worker: Worker, message: Mapping[str, Any]) -> CodeStep:
+    def _step(self, worker: CPythonWorker, message: Mapping[str, Any]) -> CodeStep:
         printed: list[str] = []
         fresh: list[CodeCall] = []
         began = time.monotonic()
@@ -334,7 +334,7 @@ class Cell:
         try:
             worker.send(message, until)
             return self._read(worker, until, printed, fresh)
-        except Ended as ended:
+        except CellDropped as ended:
             error = ended.error
             if error.which == "time":
                 error = over_limit("time", f"it ran for more than {self._limits.seconds:g} s")
@@ -342,15 +342,15 @@ class Cell:
         finally:
             self._spent += time.monotonic() - began
 
-    def _read(self, worker: Worker, until: float, printed: list[str], fresh: list[CodeCall]) -> CodeStep:
+    def _read(self, worker: CPythonWorker, until: float, printed: list[str], fresh: list[CodeCall]) -> CodeStep:
         while True:
             match worker.receive(until):
                 case Printed(text=text) if text:
                     self._output += len(text)
                     printed.append(text)
                     if self._output > self._limits.output:
-                        raise Ended(over_limit("output", f"it printed more than {self._limits.output:,} bytes"))
-                case Called() as call if not (fresh and fresh[-1].sync):
+                        raise CellDropped(over_limit("output", f"it printed more than {self._limits.output:,} bytes"))
+                case CallMessage() as call if not (fresh and fresh[-1].sync):
                     fresh.append(self._called(call))
                 case Waits() if worker.quiet and self.calls:
                     self.told = _digest(self.told, fresh)
@@ -358,16 +358,16 @@ class Cell:
                 case Over() as over if worker.quiet and not (fresh and fresh[-1].sync):
                     return self._over(over, fresh, _text(printed, self._limits.output))
                 case _:
-                    raise Ended(lost("wrote a message that has no place there"))
+                    raise CellDropped(lost("wrote a message that has no place there"))
 
-    def _called(self, call: Called) -> CodeCall:
+    def _called(self, call: CallMessage) -> CodeCall:
         if self._emitted >= self._limits.calls:
-            raise Ended(over_limit("calls", f"it made more than {self._limits.calls:,} calls"))
+            raise CellDropped(over_limit("calls", f"it made more than {self._limits.calls:,} calls"))
         function = self.functions.get(call.path)
         own = call.path in (FINISH, SLEEP) and function is None
         known = function is not None or own
         if self._stopped or call.number != self._emitted or not known or (call.sync and not own):
-            raise Ended(lost("wrote a call that no cell can make"))
+            raise CellDropped(lost("wrote a call that no cell can make"))
         try:
             args = plain(call.args)
             fits = set(args) == {"value" if call.path == FINISH else "seconds"}
@@ -378,12 +378,12 @@ class Cell:
             elif call.path == SLEEP:
                 fits = fits and type(args["seconds"]) in (int, float)
             if not fits or (call.path == FINISH and own and not call.sync):
-                raise Ended(lost("wrote a call with arguments that no cell can give"))
+                raise CellDropped(lost("wrote a call with arguments that no cell can give"))
         except TypeError:
-            raise Ended(lost("wrote a call with arguments that are no plain data")) from None
+            raise CellDropped(lost("wrote a call with arguments that are no plain data")) from None
         self._taken += len(encode(args))
         if self._taken > self._limits.memory:
-            raise Ended(over_limit("memory", "the arguments of its calls are too large"))
+            raise CellDropped(over_limit("memory", "the arguments of its calls are too large"))
         made = CodeCall(
             self._emitted, function.spec.name if function else call.path, args, max(call.line, 0), call.sync
         )
@@ -434,13 +434,13 @@ def _digest(before: bytes, calls: Sequence[CodeCall]) -> bytes:
     return digest.digest()
 
 
-def run_again(worker: Worker, cells: Sequence[Kept], limits: CodeLimits, *, waits: bool) -> str:
+def run_again(worker: CPythonWorker, cells: Sequence[Kept], limits: CodeLimits, *, waits: bool) -> str:
     """Bring a new process to where another one was, by running cells against their answers: nothing is told of it.
 
     `waits`: the last of them waits for an answer, the others have ended. Says why it cannot be done; "" where it is.
     """
     for kept in cells:
-        cell = Cell(kept.code, kept.functions, limits, kept.at, kept.seed)
+        cell = CPythonCell(kept.code, kept.functions, limits, kept.at, kept.seed)
         cell.begin(worker)
         for answer, at, told in kept.answers:
             if cell.end is not None or cell.told != told or answer.call not in cell.calls:

@@ -42,7 +42,7 @@ _DEEPEST = 12
 _LONGEST_DEFAULT = 60
 
 
-class Parameter(Struct, frozen=True):
+class StubParameter(Struct, frozen=True):
     """`name` as the schema has it, `alias` as a cell writes it."""
 
     name: str
@@ -55,7 +55,7 @@ class Function(Struct, frozen=True):
 
     path: str
     spec: ToolSpec
-    parameters: tuple[Parameter, ...]
+    parameters: tuple[StubParameter, ...]
     open: bool
     """Whether it takes arguments that its schema does not name."""
 
@@ -155,7 +155,7 @@ def _function(spec: ToolSpec) -> Function:
     properties = spec.input_schema.get("properties") or {}
     required = set(spec.input_schema.get("required") or ())
     ordered = sorted(properties, key=lambda name: name not in required)  # stable: Python wants the required ones first
-    parameters = tuple(Parameter(name, identifier(name), name in required) for name in ordered)
+    parameters = tuple(StubParameter(name, identifier(name), name in required) for name in ordered)
     return Function(_path(spec.name), spec, parameters, spec.input_schema.get("additionalProperties", False) is True)
 
 

@@ -1,8 +1,9 @@
 """One interpreter in one OS process, and one cell in it. Everything here blocks, and runs on a thread of the executor.
 
-`Worker` is a process of Monty's pool, taken for one REPL. `Cell` drives the interpreter through a cell: Monty stops at
-every name, call and reading that it cannot answer itself, and a cell goes on until none of its branches can. What it
-stops for and whose answer is at hand (a name, the clock, random bytes) is answered here; what is a call comes out.
+`MontyWorker` is a process of Monty's pool, taken for one REPL. `MontyCell` drives the interpreter through a cell: Monty
+stops at every name, call and reading that it cannot answer itself, and a cell goes on until none of its branches can.
+What it stops for and whose answer is at hand (a name, the clock, random bytes) is answered here; what is a call comes
+out.
 
 Rules that keep a cell the same when it is run again:
 
@@ -29,7 +30,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, TypeAlias
 
-from mainstay.codemode.check import Diagnostic, read_diagnostics
+from mainstay.codemode.check import TypeFinding, read_diagnostics
 from mainstay.codemode.dumps import CellState
 from mainstay.codemode.inside.values import EARLIER, bind_own
 from mainstay.codemode.plain import plain, show
@@ -65,7 +66,7 @@ except ImportError:  # the classes below are refused before they are used
 
 VERSION: str = monty.__version__
 POLICY = "1: clock and sleep from the host, random numbers from the seed, no files, no environment"
-"""What a cell may read, as dumps name it: a change of `Worker` or of the readings below is another policy."""
+"""What a cell may read, as dumps name it: a change of `MontyWorker` or of the readings below is another policy."""
 
 MOST_VALUE = 256 * 1024
 """Characters of a cell's last expression that are made into text."""
@@ -135,7 +136,7 @@ Snapshot: TypeAlias = monty.SyncSnapshot
 Future: Any = {"future": ...}
 
 
-class Program:
+class MontyProgram:
     """Monty's program, as it is started here: on Linux, so that it is killed with the thread that started it.
 
     A worker hears of its host's death when it next reads from its pipe, which code that computes does not do. The
@@ -168,7 +169,7 @@ class Program:
             os.close(script)
 
 
-class Worker:
+class MontyWorker:
     """A process of the pool, taken by one REPL from `open` to `close`. Any thread may call `kill`, at any time."""
 
     def __init__(self, pool: monty.Monty, limits: CodeLimits, seed: str, functions: Functions) -> None:
@@ -266,7 +267,7 @@ def _outside(path: str) -> Callable[..., None]:
     return outside
 
 
-class Cell:
+class MontyCell:
     """A cell from its first line to its end.
 
     `calls` have come out and have no answer yet; `_ids` are Monty's numbers for them. `end` is set when the code is
@@ -291,7 +292,7 @@ class Cell:
         self.saved: bytes | None = None
         self._snapshot: Snapshot | None = None
         self._pending: tuple[Snapshot | None, frozenset[int]] = None, frozenset()
-        self._worker: Worker | None = None
+        self._worker: MontyWorker | None = None
         self._printed: list[str] = []
         self._fresh: list[CodeCall] = []
         self._full = False
@@ -320,7 +321,7 @@ class Cell:
 
     # ------------------------------------------------------------------ steps
 
-    def begin(self, worker: Worker, variables: bytes | None) -> CodeStep:
+    def begin(self, worker: MontyWorker, variables: bytes | None) -> CodeStep:
         def first() -> Snapshot:
             if variables is not None:
                 worker.load(variables)
@@ -334,13 +335,13 @@ class Cell:
 
         return self._run(worker, first)
 
-    def _import(self, worker: Worker, code: str) -> None:
+    def _import(self, worker: MontyWorker, code: str) -> None:
         self.feeds += 1
         snapshot = worker.feed(code, self._print)
         while not isinstance(snapshot, monty.MontyComplete):
             snapshot = snapshot.resume_auto()
 
-    def resume(self, worker: Worker, frozen: bytes | None, answer: CodeAnswer) -> CodeStep:
+    def resume(self, worker: MontyWorker, frozen: bytes | None, answer: CodeAnswer) -> CodeStep:
         """`frozen`: the cell was saved, and `worker` has not loaded it yet."""
 
         def first() -> Snapshot:
@@ -365,7 +366,7 @@ class Cell:
         del self.calls[number]
         del self._ids[number]
 
-    def _run(self, worker: Worker, first: Callable[[], Snapshot]) -> CodeStep:
+    def _run(self, worker: MontyWorker, first: Callable[[], Snapshot]) -> CodeStep:
         self._worker = worker
         self._fresh, self._printed = [], []
         try:
@@ -423,7 +424,7 @@ class Cell:
         assert self.end is not None
         return self.end if not self.calls else Paused(calls)
 
-    def _close_calls(self, worker: Worker) -> CodeError | None:
+    def _close_calls(self, worker: MontyWorker) -> CodeError | None:
         """Make the calls that the cell leaves in variables raise in later cells; which limit that reached."""
         made = "_call_of_earlier_cell"
         code = CLOSING
@@ -666,7 +667,7 @@ def _exit(text: str) -> Any:
     return _raise("SystemExit", text)
 
 
-def list_variables(worker: Worker, variables: bytes, names: Sequence[str]) -> list[Variable]:
+def list_variables(worker: MontyWorker, variables: bytes, names: Sequence[str]) -> list[Variable]:
     """The variables of `names` that are bound, with their types and lengths."""
     worker.open()
     worker.load(variables)
@@ -686,7 +687,7 @@ def list_variables(worker: Worker, variables: bytes, names: Sequence[str]) -> li
     return found
 
 
-class Checker:
+class TypeChecker:
     """A session that checks types and runs nothing. One worker serves every catalogue: a stub module for each.
 
     A cell is fed behind one line that imports what it may call and binds what it may use; Monty checks all of it, stops
@@ -703,7 +704,7 @@ class Checker:
 
     def check(
         self, code: str, functions: Functions, mentions: frozenset[str], names: Sequence[str]
-    ) -> list[Diagnostic]:
+    ) -> list[TypeFinding]:
         """What the checker finds. Raises MontyError where it cannot say."""
         stem = self._stubs(functions)
         called = sorted((mentions & {*OWN, *(each.path for each in functions.plain)}).difference(names))

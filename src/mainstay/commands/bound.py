@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
-from mainstay.commands.job import Identity, Job, Started, is_supported, own_boot
+from mainstay.commands.job import Identity, Job, StartedCommand, is_supported, own_boot
 from mainstay.commands.os_tree import end
 from mainstay.commands.shim import stat_of
 from mainstay.commands.spawner import Spawner, SpawnFailed, StartRequest, check
@@ -60,7 +60,7 @@ class Starts(Protocol):
 class PipedCommand:
     """A bound command that runs."""
 
-    def __init__(self, job: Job, started: Started, stdin: int, stdout: int, grace: float) -> None:
+    def __init__(self, job: Job, started: StartedCommand, stdin: int, stdout: int, grace: float) -> None:
         self._job, self._started, self._grace = job, started, grace
         self.stdin, self.stdout = stdin, stdout
 
@@ -121,7 +121,7 @@ class PipedCommands:
             except asyncio.CancelledError:
                 ours.close()  # what has begun by now has nobody to serve
                 started = await starting
-                if isinstance(started, Started):
+                if isinstance(started, StartedCommand):
                     await PipedCommand(job, started, -1, -1, command.grace).end()
                 raise
             if isinstance(started, SpawnFailed):

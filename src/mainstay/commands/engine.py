@@ -49,12 +49,12 @@ from msgspec.structs import replace
 
 from mainstay.commands.environment import check_names, environment
 from mainstay.commands.job import (
-    Answer,
     Beginning,
     Found,
     Identity,
     Job,
-    Started,
+    ShimAnswer,
+    StartedCommand,
     Status,
     check_supported,
     is_supported,
@@ -379,8 +379,8 @@ class CommandEngine:
         return self._named.pop(process_id, None) == name
 
     async def spawn(
-        self, process_id: str, command: Command, job: Job, token: str, identified: Callable[[Started], None]
-    ) -> Started | str:
+        self, process_id: str, command: Command, job: Job, token: str, identified: Callable[[StartedCommand], None]
+    ) -> StartedCommand | str:
         """Begin a command: who runs it, or why nothing does. `identified` is called when that is in its folder."""
         try:
             env = self.environment_of(command, self._values.get(process_id, {}))
@@ -492,7 +492,7 @@ class CommandRun:
     def __init__(self, engine: CommandEngine, run: EngineRun) -> None:
         self._engine, self._run = engine, run
         self._command = msgspec.convert(run.registration.input, Command)
-        self._started: Started | None = None
+        self._started: StartedCommand | None = None
         self._identifying: asyncio.Task[None] | None = None
 
     async def go(self) -> ProcessOutcome:
@@ -565,11 +565,11 @@ class CommandRun:
             await self._identified(started)
         return job
 
-    def _identify_soon(self, started: Started) -> None:
+    def _identify_soon(self, started: StartedCommand) -> None:
         """Write down who it is while its program is being run."""
         self._identifying = asyncio.create_task(self._identified(started), name=f"identity of {self._run.row.id}")
 
-    async def _identified(self, started: Started) -> None:
+    async def _identified(self, started: StartedCommand) -> None:
         self._started, run = started, self._run
         known = run.record.external_ref
         who = {
@@ -664,10 +664,10 @@ class CommandRun:
             except (TimedOut, InvalidInput) as error:
                 log.warning("signal %d of command %s was not delivered: %s", each.sequence, self._run.row.id, error)
             else:
-                if answer is Answer.EXITED:
+                if answer is ShimAnswer.EXITED:
                     return
 
-    async def _deliver_patiently(self, job: Job, each: Signal) -> Answer:
+    async def _deliver_patiently(self, job: Job, each: Signal) -> ShimAnswer:
         while True:
             try:
                 return await self._deliver(job, each)
@@ -676,7 +676,7 @@ class CommandRun:
                     raise
             await asyncio.sleep(EXHAUSTED_SECONDS)
 
-    async def _deliver(self, job: Job, each: Signal) -> Answer:
+    async def _deliver(self, job: Job, each: Signal) -> ShimAnswer:
         payload = each.payload if isinstance(each.payload, dict) else {}
         if each.name == STDIN:
             return await self._write_stdin(
@@ -687,16 +687,16 @@ class CommandRun:
         if each.name == RELEASE:
             await self._run.set_external_ref(self._run.record.external_ref | {"released": True})
             await self._run.emit(RELEASED)
-            return Answer.OK
+            return ShimAnswer.OK
         if each.sequence <= self._applied():
-            return Answer.REPEATED
+            return ShimAnswer.REPEATED
         answer = await job.signal(signal.Signals[f"SIG{payload.get('signal', 'INT')}"])
         await self._run.set_external_ref(self._run.record.external_ref | {"interrupted": each.sequence})
         return answer
 
-    async def _write_stdin(self, job: Job, number: int, data: bytes, close: bool) -> Answer:
+    async def _write_stdin(self, job: Job, number: int, data: bytes, close: bool) -> ShimAnswer:
         """Write bytes piece by piece, under numbers that only grow. A command that does not read is waited for."""
-        answer = Answer.OK
+        answer = ShimAnswer.OK
         for at in range(0, len(data), STDIN_ROOM):
             number += 1
             waiting = True
@@ -857,10 +857,10 @@ def _job_name(reference: Any) -> str | None:
     return name if isinstance(name, str) and name.isalnum() else None
 
 
-def _who(reference: Mapping[str, Any]) -> Started | None:
+def _who(reference: Mapping[str, Any]) -> StartedCommand | None:
     """Who runs a command, by what its owner wrote down; None if it had not yet."""
     try:
-        return Started(
+        return StartedCommand(
             Identity(reference["shim"], reference["shim_start"]),
             Identity(reference["pid"], reference["pid_start"]),
             reference["boot"],

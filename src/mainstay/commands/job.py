@@ -65,7 +65,7 @@ class Identity(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
+class StartedCommand:
     """Who runs a command, and where. The leader's pid is also its process group and its session."""
 
     shim: Identity
@@ -130,7 +130,7 @@ class Beginning(Enum):
     VOID = "void"
 
 
-class Answer(Enum):
+class ShimAnswer(Enum):
     """What a shim said to a request."""
 
     OK = "ok"
@@ -178,7 +178,7 @@ class Job:
             return Beginning.UNTOUCHED
         return Beginning.VOID if text == VOID else Beginning.STARTED
 
-    def started(self) -> Started | None:
+    def started(self) -> StartedCommand | None:
         """Who runs the command, or ran it; None if it has not begun, or what is there cannot be read."""
         text = self._text("started")
         if not text or text == VOID:
@@ -266,7 +266,7 @@ class Job:
 
     # ------------------------------------------------------------ waiting
 
-    async def wait(self, known: Started | None = None) -> Status | None:
+    async def wait(self, known: StartedCommand | None = None) -> Status | None:
         """Wait until no shim lives here; how the command ended, or None if its shim could not say.
 
         `known` is who runs it, if the caller has that from elsewhere: the command could have changed what is here.
@@ -297,7 +297,7 @@ class Job:
 
     # ------------------------------------------------------------ requests
 
-    async def write_stdin(self, number: int, data: bytes) -> Answer:
+    async def write_stdin(self, number: int, data: bytes) -> ShimAnswer:
         """Write to the command's stdin, once for each number; numbers only grow.
 
         Waits while the command does not read; raises TimedOut if it goes on not to: then nothing of it was written.
@@ -306,17 +306,17 @@ class Job:
             raise TooLarge("stdin of a command", len(data), shim.STDIN_ROOM)
         return await self._ask(shim.STDIN, number.to_bytes(8, "little") + data)
 
-    async def close_stdin(self, number: int) -> Answer:
+    async def close_stdin(self, number: int) -> ShimAnswer:
         """Let the command read the end of its stdin, after what was written. On a terminal: Ctrl-D."""
         return await self._ask(shim.CLOSE_STDIN, number.to_bytes(8, "little"))
 
-    async def resize(self, rows: int, columns: int) -> Answer:
+    async def resize(self, rows: int, columns: int) -> ShimAnswer:
         """Change the size of the command's terminal; it gets a WINCH."""
         if not (0 < rows < 1 << 16 and 0 < columns < 1 << 16):
             raise InvalidInput(f"a terminal cannot have {rows} rows of {columns} columns")
         return await self._ask(shim.RESIZE, b"%d %d" % (rows, columns))
 
-    async def signal(self, number: int) -> Answer:
+    async def signal(self, number: int) -> ShimAnswer:
         """Signal the process group of the leader."""
         if number not in signal.valid_signals():
             raise InvalidInput(f"there is no signal {number}")
@@ -342,10 +342,10 @@ class Job:
                     pass
         return self.status()
 
-    async def _ask(self, code: int, body: bytes) -> Answer:
+    async def _ask(self, code: int, body: bytes) -> ShimAnswer:
         connection = await self._connect()
         if connection is None:
-            return Answer.EXITED
+            return ShimAnswer.EXITED
         with connection:
             try:
                 async with asyncio.timeout(ANSWER_SECONDS):
@@ -355,7 +355,7 @@ class Job:
                 raise TimedOut("an answer of a command's shim", ANSWER_SECONDS) from None
             except OSError:
                 answer = None
-        return Answer.EXITED if answer is None else Answer(answer.decode())
+        return ShimAnswer.EXITED if answer is None else ShimAnswer(answer.decode())
 
     async def _connect(self) -> _Connection | None:
         """None if there is no shim any more. The path goes through a descriptor: those of sockets must be short."""
@@ -421,12 +421,12 @@ class _Connection:
 # ---------------------------------------------------------------------- formats
 
 
-def parse_started(text: bytes) -> Started:
+def parse_started(text: bytes) -> StartedCommand:
     try:
         of = dict(line.split(b" ", 1) for line in text.split(b"\n") if line)
         shim_pid, shim_start = of[b"shim"].split()
         leader_pid, leader_start = of[b"leader"].split()
-        return Started(
+        return StartedCommand(
             Identity(int(shim_pid), int(shim_start)),
             Identity(int(leader_pid), int(leader_start)),
             of[b"boot"].decode(),

@@ -28,7 +28,7 @@ from msgspec.structs import replace
 
 from mainstay.commands.engine import CommandEngine
 from mainstay.commands.job import Job
-from mainstay.commands.watch import POLL, Lines, Teller, watch
+from mainstay.commands.watch import POLL, NewestLines, Teller, watch
 from mainstay.errors import Conflict, InvalidCommand, InvalidInput, Unavailable
 from mainstay.model.command import Command, CommandResult, CommandSettings, read_command
 from mainstay.model.monitor import (
@@ -241,7 +241,7 @@ class LineTeller(Teller):
         return self.size("stdout") > self.cursor.stdout or self.size("stderr") > self.cursor.stderr
 
     async def _tell_lines(self) -> None:
-        out, err = Lines(), Lines()
+        out, err = NewestLines(), NewestLines()
         stdout = await self.collect("stdout", self.cursor.stdout, None, out)
         stderr = await self.collect("stderr", self.cursor.stderr, None, err)
         cursor = replace(self.cursor, stdout=stdout, stderr=stderr)

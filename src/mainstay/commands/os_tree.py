@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from mainstay.commands import shim
-from mainstay.commands.job import Beginning, Found, Job, Started, Status, own_boot, own_namespace
+from mainstay.commands.job import Beginning, Found, Job, StartedCommand, Status, own_boot, own_namespace
 from mainstay.errors import TimedOut
 
 GRACE = 2.0
@@ -61,7 +61,7 @@ class _Stat(NamedTuple):
     name: str
 
 
-async def end(job: Job, reason: str, grace: float = GRACE, known: Started | None = None) -> Status | Remains:
+async def end(job: Job, reason: str, grace: float = GRACE, known: StartedCommand | None = None) -> Status | Remains:
     """End a command, whatever its state: by its shim, and if that does not answer, without it.
 
     Returns when nothing of it lives; a command that ended before is left as it is. `known` is who runs it, if the
@@ -81,7 +81,9 @@ async def end(job: Job, reason: str, grace: float = GRACE, known: Started | None
     return status if status is not None else await end_lost(job, grace, known=known)
 
 
-async def end_lost(job: Job, grace: float = GRACE, *, known: Started | None = None, boot: str | None = None) -> Remains:
+async def end_lost(
+    job: Job, grace: float = GRACE, *, known: StartedCommand | None = None, boot: str | None = None
+) -> Remains:
     """Find what a command left whose shim died without a status, end it (TERM, `grace`, KILL), and look again.
 
     `known` is who ran it, if the caller has that from elsewhere than the folder, where the command could change it.
@@ -110,7 +112,7 @@ def _inode(job: Job) -> int:
         return 0
 
 
-def _end_lost(started: Started, grace: float) -> Remains:
+def _end_lost(started: StartedCommand, grace: float) -> Remains:
     found, unproven = _search(started)
     all_found = {(each.pid, each.start): each for each in found}
     if found and grace > 0:
@@ -131,7 +133,7 @@ def _end_lost(started: Started, grace: float) -> Remains:
     return Remains(tuple(all_found.values()), forced, tuple(found), unproven, "")
 
 
-def _search(started: Started) -> tuple[list[Found], int]:
+def _search(started: StartedCommand) -> tuple[list[Found], int]:
     """The living processes that are the command's, and how many more there are of which that is not certain."""
     processes = dict[int, _Stat]()
     for name in os.listdir("/proc"):

@@ -42,7 +42,7 @@ class Chunk(NamedTuple):
     eof: bool
 
 
-class Piece(NamedTuple):
+class OutputPiece(NamedTuple):
     """Some of one stream: where it is in the combined output and in its own, and when it was read, in ms."""
 
     stream: Literal["stdout", "stderr"]
@@ -118,13 +118,13 @@ async def follow(job: Job, stream: Stream, after: int = 0, limit: int = BLOCK) -
                 await asyncio.sleep(POLL)  # its shim is about to end, or takes no more connections
 
 
-def pieces(job: Job, after: int = 0) -> Iterator[Piece]:
+def pieces(job: Job, after: int = 0) -> Iterator[OutputPiece]:
     """The index from an offset of the combined output on: which stream, where, and when."""
     with ExitStack() as stack:
         yield from _View(job, stack, job.status() is not None or not job.held()).pieces(after)
 
 
-class Text:
+class TextDecoder:
     """Bytes that come in chunks, as text: a character over a border waits for its rest, other bytes are replaced."""
 
     def __init__(self) -> None:
@@ -171,7 +171,7 @@ class _View:
     def _size(fd: int | None) -> int:
         return os.fstat(fd).st_size if fd is not None else 0
 
-    def _entry(self, number: int) -> Piece:
+    def _entry(self, number: int) -> OutputPiece:
         assert self._index is not None
         return _piece(_ENTRY.unpack(os.pread(self._index, shim.ENTRY, number * shim.ENTRY)))
 
@@ -182,7 +182,7 @@ class _View:
             return b""
         return os.pread(file, length, offset)
 
-    def pieces(self, after: int) -> Iterator[Piece]:
+    def pieces(self, after: int) -> Iterator[OutputPiece]:
         """From the piece that holds this combined offset on."""
         low, high = 0, self._entries
         while low < high:
@@ -203,13 +203,13 @@ class _View:
             for stream in _STREAMS:
                 length = self.sizes[stream] - self._indexed[stream]
                 if length > 0 and combined + length > after:
-                    yield Piece(stream, combined, self._indexed[stream], length, 0)
+                    yield OutputPiece(stream, combined, self._indexed[stream], length, 0)
                 combined += max(0, length)
 
 
-def _piece(entry: tuple[int, ...]) -> Piece:
+def _piece(entry: tuple[int, ...]) -> OutputPiece:
     combined, offset, time, length, stream = entry
-    return Piece("stdout" if stream == shim.OUT else "stderr", combined, offset, length, time)
+    return OutputPiece("stdout" if stream == shim.OUT else "stderr", combined, offset, length, time)
 
 
 class _Sum:

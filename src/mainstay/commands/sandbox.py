@@ -208,7 +208,7 @@ def pids_group() -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Programs:
+class HelperPrograms:
     """What runs in a sandbox besides the command: our own modules, by an interpreter."""
 
     here: str = str(Path(__file__).parent)
@@ -220,10 +220,10 @@ class Programs:
         return self.prefix, self.python, self.here
 
 
-OWN = Programs()
+OWN = HelperPrograms()
 
 
-def rules_of(chosen: Confinement, own: Programs = OWN) -> list[bytes]:
+def rules_of(chosen: Confinement, own: HelperPrograms = OWN) -> list[bytes]:
     """A confinement as `confine.Rules` reads it."""
     system = LIBRARIES if chosen.computes else (*SYSTEM, *(f"/etc/{name}" for name in ETC))
     paths = (*system, *chosen.read)
@@ -364,7 +364,7 @@ def examine_now(how: Implementation) -> Examined:
 
 
 def attack(
-    how: Implementation, base: str, own: Programs = OWN, user: int | None = None, landlock: int | None = None
+    how: Implementation, base: str, own: HelperPrograms = OWN, user: int | None = None, landlock: int | None = None
 ) -> dict[str, bool] | str:
     """By name of an attack: whether it was refused. A text if there was no result.
 

@@ -300,7 +300,7 @@ def _read_request(fd: int, with_parent: int) -> tuple[bytes | None, list[int]]:
 # ---------------------------------------------------------------------- shim
 
 
-class Refused(Exception):
+class BeginRefused(Exception):
     """The command did not begin; `stage` and `number` say where and why."""
 
     def __init__(self, stage: str, number: int) -> None:
@@ -308,7 +308,7 @@ class Refused(Exception):
         super().__init__(stage, number)
 
 
-class Output:
+class OutputFiles:
     """The files of the command's output, and their index. A file that cannot be written is given up: what comes for it
     is counted, so that a full disk stops neither the command nor its status."""
 
@@ -386,7 +386,7 @@ class Output:
             self._append("index", entries)
 
 
-class Connection:
+class ShimClient:
     """One client of the control socket. `parked` is a request that waits for room in the command's stdin."""
 
     def __init__(self, socket: _socket.socket) -> None:
@@ -445,7 +445,7 @@ class Leader:
             os.close(fd)
         if self.pid < 0:
             stage, _, number = os.read(self.failure, 64).partition(b" ")
-            raise Refused(stage.decode() or "sandbox", int(number or 0))
+            raise BeginRefused(stage.decode() or "sandbox", int(number or 0))
         self.start = start_of(self.pid)
 
     def let_go(self, message: bytes) -> None:
@@ -486,14 +486,14 @@ class Shim:
         self.childless = False
         self.cause = b""
         self.grace = float(self.option[b"grace"])
-        self.refused: Refused | None = None
+        self.refused: BeginRefused | None = None
         self.found: dict[tuple[int, int], bytes] = {}
         self.strays = b"none"
         self.forced = self.survivors = 0
 
         self.poll = select.poll()
         self.streams: dict[int, int] = {}
-        self.connections: dict[int, Connection] = {}
+        self.connections: dict[int, ShimClient] = {}
         self.verdict: tuple[int, ...] = ()
         self.pipes = pipes
         self.bound = self.terminal = self.stdin = -1
@@ -505,7 +505,7 @@ class Shim:
         """Begin the command, with the leader that is there already if that is one for it, and see it to its end."""
         try:
             self.begin(ahead)
-        except Refused as refused:
+        except BeginRefused as refused:
             if self.lock >= 0:
                 os.close(self.lock)  # who hears of it finds the folder free
             self._reply(f"failed {refused.stage} {refused.number}\n".encode(), last=True)
@@ -527,17 +527,17 @@ class Shim:
         try:
             self._enter_folder()
         except OSError as error:
-            raise Refused("folder", error.errno or 0) from None
+            raise BeginRefused("folder", error.errno or 0) from None
         self._claim()
         wake, waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self.wake = wake
         _signal.signal(_signal.SIGCHLD, lambda *_: None)
         _signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
-        self.output = Output(int(self.option.get(b"output_limit", b"0")))
+        self.output = OutputFiles(int(self.option.get(b"output_limit", b"0")))
         try:
             leader = self._fork(ahead)
         except OSError as error:
-            raise Refused("fork", error.errno or 0) from None
+            raise BeginRefused("fork", error.errno or 0) from None
         try:
             self.status = os.open("status.tmp", os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
             if os.write(self.status, b"\n" * STATUS_ROOM) != STATUS_ROOM:
@@ -547,7 +547,7 @@ class Shim:
             self._write_whole("started", identity)
         except OSError as error:
             # The leader, if there is one, reads the end of its pipe and leaves.
-            raise Refused("folder", error.errno or 0) from None
+            raise BeginRefused("folder", error.errno or 0) from None
         self.began, self.began_wall = time.monotonic(), time.time()
         self.heard = self.began
         self.folder_due = self.began + FOLDER_CHECK
@@ -593,14 +593,14 @@ class Shim:
             except BlockingIOError:
                 time.sleep(0.005)
         else:
-            raise Refused("taken", 0)
+            raise BeginRefused("taken", 0)
         try:
             os.lstat("started")
         except FileNotFoundError:
             return
         except OSError as error:
-            raise Refused("folder", error.errno or 0) from None
-        raise Refused("spent", 0)
+            raise BeginRefused("folder", error.errno or 0) from None
+        raise BeginRefused("spent", 0)
 
     def _fork(self, ahead: Leader | None) -> Leader:
         terminal = self.option.get(b"pty")
@@ -628,7 +628,7 @@ class Shim:
             leader.fork(self.lock, self.confined)
             self.confined.limit_processes(leader.pid)
         except OSError as error:
-            raise Refused("sandbox", error.errno or 0) from None
+            raise BeginRefused("sandbox", error.errno or 0) from None
         self.keepers = self.confined.keepers
 
     def _identity(self, leader: Leader) -> bytes:
@@ -761,7 +761,7 @@ class Shim:
         self.failure = -1
         if text:
             stage, _, number = text.partition(b" ")
-            self.refused = Refused(stage.decode(), int(number))
+            self.refused = BeginRefused(stage.decode(), int(number))
         else:
             self._reply(b"", last=True)
         if self.phase == STARTING:
@@ -944,17 +944,17 @@ class Shim:
                 socket.close()
                 return
             self._drop(idle[0])
-        self.connections[fd] = Connection(socket)
+        self.connections[fd] = ShimClient(socket)
         self.poll.register(fd, select.POLLIN)
 
-    def _drop(self, connection: Connection) -> None:
+    def _drop(self, connection: ShimClient) -> None:
         fd = connection.socket.fileno()
         if fd in self.connections:
             del self.connections[fd]
             self.poll.unregister(fd)
             connection.socket.close()
 
-    def _serve(self, connection: Connection) -> None:
+    def _serve(self, connection: ShimClient) -> None:
         try:
             self._send(connection, b"")
             data = connection.socket.recv(READ)
@@ -968,7 +968,7 @@ class Shim:
             return
         self._serve_parked(connection)
 
-    def _serve_parked(self, connection: Connection) -> None:
+    def _serve_parked(self, connection: ShimClient) -> None:
         """Answer requests in their order, until one has to wait."""
         received = connection.received
         while True:
@@ -993,7 +993,7 @@ class Shim:
             if answer:
                 self._send(connection, frame(0, answer))
 
-    def _answer(self, connection: Connection, code: int, body: bytes) -> bytes | None:
+    def _answer(self, connection: ShimClient, code: int, body: bytes) -> bytes | None:
         """The answer to a request; empty if it comes later, None if the request has to wait."""
         if code in (STDIN, CLOSE_STDIN):
             return self._take_stdin(int.from_bytes(body[:8], "little"), body[8:], code == CLOSE_STDIN)
@@ -1019,7 +1019,7 @@ class Shim:
             return b"ok"
         return b"unsupported"
 
-    def _send(self, connection: Connection, data: bytes) -> None:
+    def _send(self, connection: ShimClient, data: bytes) -> None:
         connection.unsent += data
         try:
             while connection.unsent:

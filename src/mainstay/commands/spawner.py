@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from mainstay.commands import shim
-from mainstay.commands.job import Beginning, Job, Started, check_supported, parse_started
+from mainstay.commands.job import Beginning, Job, StartedCommand, check_supported, parse_started
 from mainstay.errors import CommandsUnavailable, InvalidCommand, RuntimeClosed, quoted
 
 T = TypeVar("T")
@@ -214,8 +214,8 @@ class Spawner:
         self,
         request: StartRequest,
         prepared: PreparedShim | None = None,
-        identified: Callable[[Started], None] | None = None,
-    ) -> Started | SpawnFailed:
+        identified: Callable[[StartedCommand], None] | None = None,
+    ) -> StartedCommand | SpawnFailed:
         """Run a command: returns when its program runs, with who it is, or why it does not.
 
         `identified` is called as soon as the shim and the leader are known, which may be before the program runs.
@@ -306,8 +306,8 @@ class Spawner:
         ours: socket.socket,
         message: bytes,
         pipes: tuple[int, int] | None,
-        identified: Callable[[Started], None] | None,
-    ) -> Started | SpawnFailed | None:
+        identified: Callable[[StartedCommand], None] | None,
+    ) -> StartedCommand | SpawnFailed | None:
         """One try; None if the socket ended without an answer."""
         loop, answer, started = asyncio.get_running_loop(), bytearray(), None
         with ours:

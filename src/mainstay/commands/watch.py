@@ -28,8 +28,8 @@ from mainstay.model.command import Command
 from mainstay.model.monitor import MATCHED, PROGRESS, SILENT, STDERR, OutputCursor, Watch, read_cursor
 from mainstay.ports.process import EngineRun
 
-File: TypeAlias = Literal["stdout", "stderr"]
-FILES: tuple[File, ...] = ("stdout", "stderr")
+OutputFile: TypeAlias = Literal["stdout", "stderr"]
+FILES: tuple[OutputFile, ...] = ("stdout", "stderr")
 
 NEWEST = 128
 """Lines that an event tells; of more, how many there were."""
@@ -62,7 +62,7 @@ def split_lines(data: bytes) -> list[bytes]:
     return [line for line in data.split(b"\n") if line and line != b"\r"]
 
 
-class Pattern:
+class LinePattern:
     """A text that lines have in them, with * for anything: it takes one pass over a line, whatever it is."""
 
     __slots__ = ("first", "parts")
@@ -81,13 +81,13 @@ class Pattern:
         return True
 
 
-def matching(patterns: Iterable[Pattern], data: bytes) -> list[bytes]:
+def matching(patterns: Iterable[LinePattern], data: bytes) -> list[bytes]:
     """The lines that match a pattern."""
     possible = [pattern for pattern in patterns if pattern.first in data]  # most output has none, and is not split
     return [line for line in split_lines(data) if any(each.matches(line) for each in possible)] if possible else []
 
 
-class Lines:
+class NewestLines:
     """The newest lines of many, as text, and how many there were."""
 
     __slots__ = ("_newest", "count")
@@ -212,7 +212,9 @@ class Teller:
         await self.run.emit(kind, payload)
         self.cursor, self._told = cursor, self._clock()
 
-    async def collect(self, file: File, offset: int, patterns: Iterable[Pattern] | None, into: Lines) -> int:
+    async def collect(
+        self, file: OutputFile, offset: int, patterns: Iterable[LinePattern] | None, into: NewestLines
+    ) -> int:
         """Read whole lines from an offset on, those that match or all: the offset after them."""
         last = self.over.is_set()
         while True:
@@ -228,13 +230,13 @@ class Teller:
             offset += used
             await asyncio.sleep(0)  # there may be a gigabyte of it
 
-    def size(self, file: File) -> int:
+    def size(self, file: OutputFile) -> int:
         try:
             return (self.job.folder / file).stat().st_size
         except FileNotFoundError:
             return 0
 
-    def tail(self, file: File, after: int) -> str:
+    def tail(self, file: OutputFile, after: int) -> str:
         """The end of what was written after an offset, as text."""
         size = self.size(file)
         start = max(after, size - EXCERPT)
@@ -249,7 +251,7 @@ class Watcher(Teller):
         super().__init__(run, job, read_cursor(run.record.progress))
         assert command.watch is not None
         self._watch: Watch = command.watch
-        self._patterns = [Pattern(text) for text in command.watch.match]
+        self._patterns = [LinePattern(text) for text in command.watch.match]
         self._place = {file: getattr(self.cursor, file) for file in FILES}
         self._bytes, self._heard, self._progress_from = -1, self._clock(), self._clock()
 
@@ -279,7 +281,7 @@ class Watcher(Teller):
             await self._tell_progress()
 
     async def _match(self) -> None:
-        found = Lines()
+        found = NewestLines()
         while True:
             last = self.over.is_set()
             for file in FILES:

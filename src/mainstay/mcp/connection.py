@@ -98,7 +98,7 @@ class Gone(Exception):
     """The connection has ended; the text says why."""
 
 
-class Connection:
+class ServerConnection:
     """One server. `changed` is called when what it offers has. `state` and `reason` say how it stands.
 
     `pid` is that of a server which was started, while it runs.
@@ -108,7 +108,7 @@ class Connection:
     """
 
     def __init__(
-        self, server: McpServer, ports: ConnectionPorts, changed: Callable[[Connection], Awaitable[None]]
+        self, server: McpServer, ports: ConnectionPorts, changed: Callable[[ServerConnection], Awaitable[None]]
     ) -> None:
         self.server, self._ports, self._changed = server, ports, changed
         self.state, self.reason, self.version, self.starts = State.STARTING, "", "", 0

@@ -28,7 +28,7 @@ from mainstay.mcp.answers import answered, messages_of, part_of, plain, resource
 from mainstay.mcp.approved import Approved
 from mainstay.mcp.connection import (
     MOST_QUESTIONS,
-    Connection,
+    ServerConnection,
     State,
     answer_elicitation,
     elicitation_of,
@@ -83,7 +83,7 @@ class McpStatus(Struct, frozen=True):
 class Attached:
     """One server of a Runtime: its connection, what is approved of it, and what is offered of that."""
 
-    def __init__(self, connection: Connection, approved: Approved) -> None:
+    def __init__(self, connection: ServerConnection, approved: Approved) -> None:
         self.connection, self.approved = connection, approved
         self.offered: dict[str, ListedTool] = {}
         self.task: asyncio.Task[None] | None = None
@@ -164,7 +164,7 @@ class McpServers:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     def _begin(self, server: McpServer) -> Attached:
-        found = Attached(Connection(server, self, self._listed), Approved(server.name, self._processes()))
+        found = Attached(ServerConnection(server, self, self._listed), Approved(server.name, self._processes()))
         self.attached[server.name] = found
         self.revision += 1
         found.task = asyncio.create_task(found.connection.run(), name=f"MCP server {server.name}")
@@ -182,7 +182,7 @@ class McpServers:
                 self._swept = swept = asyncio.ensure_future(self.commands.end_leftovers())
             await asyncio.shield(swept)
 
-    async def _listed(self, connection: Connection) -> None:
+    async def _listed(self, connection: ServerConnection) -> None:
         """A server has listed its tools: offer what may be offered of them."""
         each = self.attached[connection.server.name]
         if not connection.server.pin:
@@ -400,7 +400,7 @@ class AgentTools:
             raise ToolError(f"{error.summary}; nothing was sent", code=error.code) from None
         if name.startswith("#"):
             return await _read(each, name, call.args)
-        return await ToolCall(each, name, call, ctx).send(client, payload)
+        return await ServerCall(each, name, call, ctx).send(client, payload)
 
     async def _approve(self, each: Attached, name: str, approved: str, ctx: Any) -> None:
         """A person has approved a changed tool: from now on it is offered as it is described now."""
@@ -425,7 +425,7 @@ async def _read(each: Attached, name: str, args: Mapping[str, Any]) -> Any:
     return parts[0] if len(parts) == 1 else parts
 
 
-class ToolCall:
+class ServerCall:
     """One call of a tool of a server, with all that the server asks meanwhile."""
 
     def __init__(self, each: Attached, name: str, call: PreparedCall, ctx: Any) -> None:

@@ -47,7 +47,7 @@ MOST_PARTS = 4096
 LARGEST_MENDED = 1024 * 1024
 """Bytes of a message that is read a second time when it has text which is no Unicode."""
 
-Lost: TypeAlias = Callable[[str], None]
+OnLost: TypeAlias = Callable[[str], None]
 
 
 class Allowance:
@@ -76,7 +76,7 @@ Next: TypeAlias = Callable[[], Awaitable[SessionMessage | Exception]]
 class PacedReader:
     """The messages of a server, as the SDK reads a stream. Each is counted, and too many of them end it."""
 
-    def __init__(self, next_: Next, lost: Lost, allowance: Allowance) -> None:
+    def __init__(self, next_: Next, lost: OnLost, allowance: Allowance) -> None:
         self._next, self._lost, self._allowance = next_, lost, allowance
         self._count = 0
 
@@ -111,7 +111,7 @@ class PacedReader:
         await self.aclose()
 
 
-async def _line(reader: asyncio.StreamReader, lost: Lost) -> SessionMessage | Exception:
+async def _line(reader: asyncio.StreamReader, lost: OnLost) -> SessionMessage | Exception:
     """The message in the next line of a server's stdout."""
     try:
         line = await reader.readuntil()
@@ -208,7 +208,7 @@ class PipeWriter(asyncio.Protocol):
 
 
 @contextlib.asynccontextmanager
-async def over_pipes(command: BoundCommand, lost: Lost) -> AsyncGenerator[TransportStreams, None]:
+async def over_pipes(command: BoundCommand, lost: OnLost) -> AsyncGenerator[TransportStreams, None]:
     """The streams of a server that was started; its pipes are closed behind it."""
     loop = asyncio.get_running_loop()
     reader, allowance = asyncio.StreamReader(LARGEST_MESSAGE, loop), Allowance()
@@ -244,7 +244,7 @@ class Bounded(httpx2.AsyncByteStream):
 class HttpBounds:
     """What is looked at in each request to a server and each response of it, before the SDK reads it."""
 
-    def __init__(self, lost: Lost, allowance: Allowance) -> None:
+    def __init__(self, lost: OnLost, allowance: Allowance) -> None:
         self._lost, self._allowance = lost, allowance
 
     async def request(self, request: httpx2.Request) -> None:
@@ -273,7 +273,7 @@ class HttpBounds:
 
 
 @contextlib.asynccontextmanager
-async def over_http(server: McpServer, lost: Lost) -> AsyncGenerator[TransportStreams, None]:
+async def over_http(server: McpServer, lost: OnLost) -> AsyncGenerator[TransportStreams, None]:
     """The streams of a server behind a URL."""
     allowance = Allowance()
     bounds = HttpBounds(lost, allowance)

@@ -28,7 +28,7 @@ from mainstay.tools.define import Tool, tool
 from mainstay.workspace.commands import READ_BUDGET, awaited, command_of, did_begin, ended, program_of, seconds_of
 from mainstay.workspace.diagnosis import Diagnoser
 from mainstay.workspace.diagnosis.detection import TEST_FOLDERS, Detected, Purpose, Runner, detect, wanted
-from mainstay.workspace.diagnosis.report import Diagnosis, Ending, Failure, unread_verdict
+from mainstay.workspace.diagnosis.report import CommandEnd, Diagnosis, FailedTest, unread_verdict
 from mainstay.workspace.paths import Paths, telling
 from mainstay.workspace.spawning import Program, Programs, SpawnOptions, refusals
 
@@ -237,9 +237,9 @@ class CheckTools:
         return await asyncio.to_thread(diagnoser.finish, ending), note
 
 
-def _ending(result: CommandResult) -> Ending:
+def _ending(result: CommandResult) -> CommandEnd:
     whole = not (result.artifact_error or result.dropped_bytes or result.drain == "incomplete")
-    return Ending(result.exit_code if result.status == "exited" else None, whole)
+    return CommandEnd(result.exit_code if result.status == "exited" else None, whole)
 
 
 def _one(found: Detected, purpose: Purpose, cwd: str, named: str | None) -> Runner:
@@ -341,7 +341,7 @@ def shown(diagnosis: Diagnosis, offset: int = 0) -> dict[str, Any]:
     return answer
 
 
-def _failure(failure: Failure) -> dict[str, Any]:
+def _failure(failure: FailedTest) -> dict[str, Any]:
     found: dict[str, Any] = to_builtins(failure)
     excerpt = failure.excerpt
     if len(excerpt) > SHOWN_EXCERPT:  # the end tells what was raised, the beginning what was called

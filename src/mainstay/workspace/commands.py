@@ -26,7 +26,7 @@ from mainstay.model.tool import Failed, OutputBudget, ToolRecord
 from mainstay.ports.tool import CommandHandle
 from mainstay.tools.context import ToolContext
 from mainstay.tools.define import Tool, tool
-from mainstay.workspace.search import SECONDS, Matcher, Piece, Query
+from mainstay.workspace.search import SECONDS, FilePiece, Matcher, Query
 from mainstay.workspace.spawning import Program, Programs, SpawnOptions, refusals
 
 KEY = "command"
@@ -442,7 +442,7 @@ class LineSearch:
     async def look(self, chunk: OutputChunk) -> dict[str, Any] | None:
         """The first line that matches, with its offset and the one behind it."""
         data = self._partial + chunk
-        found = await asyncio.to_thread(self._matcher.ask, [Piece("", 0, data)])
+        found = await asyncio.to_thread(self._matcher.ask, [FilePiece("", 0, data)])
         if not found:
             end = len(data) if len(data) - data.rfind(b"\n") > LONGEST_LINE else data.rfind(b"\n") + 1
             self._partial = data[end:]

@@ -1,4 +1,4 @@
-"""Reading and replacing single files of a workspace, each at a `Place` that the paths have checked.
+"""Reading and replacing single files of a workspace, each at a `Location` that the paths have checked.
 
 A file is never changed in place. Its new content is written to a temporary file in the same folder, synced, and renamed
 over it; then the folder is synced. Whoever reads sees the earlier content or the new one. The temporary name follows
@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from mainstay.errors import ToolError
 from mainstay.model.codec import MAX_VALUE
-from mainstay.workspace.paths import Paths, Place
+from mainstay.workspace.paths import Location, Paths
 
 PIECE = 1024 * 1024
 
@@ -43,7 +43,7 @@ class Content(NamedTuple):
 
 
 def content(
-    paths: Paths, place: Place, limit: int, known: Content | None = None, digested: bool = True
+    paths: Paths, place: Location, limit: int, known: Content | None = None, digested: bool = True
 ) -> Content | None:
     """What is at a place; None where nothing is. A link is what it says.
 
@@ -108,7 +108,7 @@ def temporary_name(key: str, path: str) -> str:
     return f".mainstay-{hashlib.sha256(f'{key} {path}'.encode()).hexdigest()[:24]}.tmp"
 
 
-def replace(place: Place, data: bytes, key: str, mode: int | None, new: bool = False) -> None:
+def replace(place: Location, data: bytes, key: str, mode: int | None, new: bool = False) -> None:
     """Put `data` in the place of a file, or where there is none. `mode` None is that of a new file of this user.
 
     `new`: refuse with FileExistsError where something is there by now.
@@ -174,7 +174,7 @@ def _keep_owner(descriptor: int, folder: int, name: str) -> None:
         os.fchown(descriptor, found.st_uid, found.st_gid)
 
 
-def remove(place: Place) -> None:
+def remove(place: Location) -> None:
     """Delete a file, or a link itself."""
     os.unlink(place.name, dir_fd=place.folder)
     os.fsync(place.folder)

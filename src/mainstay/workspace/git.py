@@ -29,10 +29,10 @@ from mainstay.model.command import CommandResult
 from mainstay.tools.context import ToolContext
 from mainstay.tools.define import Tool, tool
 from mainstay.workspace.commands import READ_BUDGET, READ_BYTES, awaited, shown_output
-from mainstay.workspace.paths import Paths, Place
+from mainstay.workspace.paths import Location, Paths
 from mainstay.workspace.spawning import Program, Programs, SpawnOptions, refusals
 
-Operation: TypeAlias = Literal["status", "diff", "log", "show", "blame", "branches", "files"]
+GitOperation: TypeAlias = Literal["status", "diff", "log", "show", "blame", "branches", "files"]
 
 KEY = "git"
 SECONDS = 60.0
@@ -112,7 +112,7 @@ class GitTools:
     @tool(recovery="rerun", output_budget=READ_BUDGET)
     async def git(  # noqa: PLR0913  # what a model may say, each by name
         self,
-        operation: Operation,
+        operation: GitOperation,
         ctx: ToolContext[Any],
         path: str | None = None,
         revision: str | None = None,
@@ -172,7 +172,7 @@ def _check(result: CommandResult) -> None:
     raise ToolError(f"git could not do that: {words}", code="git_failed")
 
 
-def _top(paths: Paths, place: Place, asked: str) -> str:
+def _top(paths: Paths, place: Location, asked: str) -> str:
     """The top of the working tree that a folder is in."""
     for count in range(len(place.names), -1, -1):
         folder = "/".join((place.root, *place.names[:count]))
@@ -228,7 +228,7 @@ def _arguments(given: Mapping[str, Any], path: str | None) -> list[str]:
     count = given.get("max_count", 20)
     if not 1 <= count <= MAX_COUNT:
         raise ToolError(f"max_count is 1 to {MAX_COUNT}", code="invalid_tool_args")
-    if operation not in get_args(Operation):
+    if operation not in get_args(GitOperation):
         raise ToolError(f"git has no operation {quoted(operation)} here", code="invalid_tool_args")
     numbers = ["--stat"] if given.get("stat") else []
     of_path = ["--", *([] if path is None else [path])]

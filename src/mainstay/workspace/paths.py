@@ -1,8 +1,8 @@
 """Paths of a workspace: the one place where a path that a model wrote becomes an open file or folder.
 
-    text → names below a root → off limits? → a walk from the root, one folder at a time → `Place`
+    text → names below a root → off limits? → a walk from the root, one folder at a time → `Location`
 
-A `Place` is an open descriptor of the folder and a name in it. Whatever is done to a file is done to that pair, so a
+A `Location` is an open descriptor of the folder and a name in it. Whatever is done to a file is done to that pair, so a
 folder that is swapped for a link after the walk changes nothing: the descriptor is that of the folder that was checked.
 
 Links. The walk opens every folder without following links. Where it meets one, it reads the link, joins its target to
@@ -80,7 +80,7 @@ def _told(path: str, error: OSError) -> ToolError:
     return ToolError(f"{path}: {why}", code=code)
 
 
-class Place(NamedTuple):
+class Location(NamedTuple):
     """A name in an open folder. `names` lead there from `root`, without links; no name is the root itself.
 
     `folder` is -1 where folders on the way are missing.
@@ -123,7 +123,7 @@ class Paths:
         """Stores that are off limits, as absolute paths whose names below a root are in small letters."""
         return ["/".join((root, *folder, base)) for root, (folder, base) in self._store.items()]
 
-    def shown(self, place: Place) -> str:
+    def shown(self, place: Location) -> str:
         """A path as a model writes it: below the first root, or from the top."""
         return "/".join(place.names) or "." if place.root == self.roots[0] else place.path
 
@@ -135,7 +135,7 @@ class Paths:
     @contextlib.contextmanager
     def locate(
         self, path: str, *, change: bool = False, follow: bool = True, missing: bool = False, make: bool = False
-    ) -> Generator[Place, None, None]:
+    ) -> Generator[Location, None, None]:
         """Where a path leads. The folder is open for as long as the context is.
 
         `change`: something is about to be changed there. `follow`: a link at the end is followed too. Folders that are
@@ -148,7 +148,7 @@ class Paths:
                 found = self._walk(root, names, follow, missing, make)
             except OSError as error:
                 raise _told(path, error) from None
-            if isinstance(found, Place):
+            if isinstance(found, Location):
                 break
             root, names = self._join(path, root, *found)
         else:
@@ -189,7 +189,7 @@ class Paths:
 
     def _walk(
         self, root: str, names: tuple[str, ...], follow: bool, missing: bool, make: bool
-    ) -> Place | tuple[tuple[str, ...], str, tuple[str, ...]]:
+    ) -> Location | tuple[tuple[str, ...], str, tuple[str, ...]]:
         """A place; or the names up to a link, its target, and the names behind it."""
         last = len(names) - 2
         folder = os.open(root, FOLDER if last < 0 else PASSED)
@@ -201,13 +201,13 @@ class Paths:
                     if error.errno in (errno.ENOTDIR, errno.ELOOP) and (target := _link(folder, name)) is not None:
                         return names[:index], target, names[index + 1 :]
                     if error.errno == errno.ENOENT and missing:
-                        return Place(root, names, -1)
+                        return Location(root, names, -1)
                     raise
                 os.close(folder)
                 folder = inner
             if follow and names and (target := _link(folder, names[-1])) is not None:
                 return names[:-1], target, ()
-            found, folder = Place(root, names, folder), -1
+            found, folder = Location(root, names, folder), -1
             return found
         finally:
             if folder >= 0:

@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from mainstay.workspace.invocations import Invocation
     from mainstay.workspace.risks import Scene
 
-Decision: TypeAlias = Literal["allow", "ask", "deny"]
+RuleAction: TypeAlias = Literal["allow", "ask", "deny"]
 
-STRICTNESS: dict[Decision, int] = {"allow": 0, "ask": 1, "deny": 2}
+STRICTNESS: dict[RuleAction, int] = {"allow": 0, "ask": 1, "deny": 2}
 LABELS: tuple[Label, ...] = get_args(Label)
 MAX_FOLDERS = 16
 MAX_RISKS = 100
@@ -73,7 +73,7 @@ class Risk(Struct, frozen=True, omit_defaults=True):
 class Verdict(Struct, frozen=True, omit_defaults=True):
     """What a policy says to a line. `because` is what decided: a rule, or what there was without one."""
 
-    decision: Decision
+    decision: RuleAction
     risks: tuple[Risk, ...] = ()
     because: str = ""
 
@@ -101,7 +101,7 @@ class Rule(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     the others, one of those that it has. An allow that names its program exactly accepts that its effects are unknown.
     """
 
-    decision: Decision
+    decision: RuleAction
     program: str = "*"
     args: tuple[str, ...] = ()
     labels: tuple[Label, ...] = ()
@@ -178,8 +178,8 @@ class Policy(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True
     """
 
     rules: tuple[Rule, ...] = ()
-    otherwise: Decision = "ask"
-    unclear: Decision = "ask"
+    otherwise: RuleAction = "ask"
+    unclear: RuleAction = "ask"
 
     default: ClassVar[Policy]
 
@@ -209,7 +209,7 @@ class Policy(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True
             risk = Risk("unclear", f"the command line is not understood: {why}", line.shell or " ".join(line.argv))
             return Verdict(self._uncertain(), (risk,), risk.reason)
         scene = _scene(line, found)
-        decision: Decision = "allow"
+        decision: RuleAction = "allow"
         because, risks = "", list[Risk]()
         if not found:
             return Verdict(self._uncertain(), (Risk("unclear", "there is no command"),), "there is no command")
@@ -229,7 +229,7 @@ class Policy(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True
             risks = [*risks[:MAX_RISKS], Risk("unclear", f"{len(risks) - MAX_RISKS} more")]
         return Verdict(decision, tuple(dict.fromkeys(risks)), because)
 
-    def _judge(self, it: Invocation, labels: frozenset[str], line: CommandLine) -> tuple[Decision, str]:
+    def _judge(self, it: Invocation, labels: frozenset[str], line: CommandLine) -> tuple[RuleAction, str]:
         if "catastrophic" in labels:
             return "deny", "it destroys a disk, the machine or a whole system, and is never run"
         fitting = [rule for rule in self.rules if rule.fits(it, labels, line.cwd)]
@@ -241,7 +241,7 @@ class Policy(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True
             return "allow", f"the rule `{fitting[0]}`"
         return self._otherwise(labels, line)
 
-    def _otherwise(self, labels: frozenset[str], line: CommandLine) -> tuple[Decision, str]:
+    def _otherwise(self, labels: frozenset[str], line: CommandLine) -> tuple[RuleAction, str]:
         """What becomes of what no rule decides."""
         if line.made_by == "tool":
             return "allow", "a tool of the workspace made it"
@@ -251,7 +251,7 @@ class Policy(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True
             return "allow", "it only reads"
         return self.otherwise, "no rule allows it"
 
-    def _uncertain(self) -> Decision:
+    def _uncertain(self) -> RuleAction:
         """What is not certain is treated no better than what is not allowed by a rule."""
         return "deny" if self.otherwise == "deny" else self.unclear
 

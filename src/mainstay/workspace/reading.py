@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, Literal, TypeAlias
 from mainstay.errors import ToolError
 from mainstay.model.message import Document, Image
 from mainstay.workspace.files import PIECE
-from mainstay.workspace.paths import Paths, Place
+from mainstay.workspace.paths import Location, Paths
 from mainstay.workspace.pictures import picture_fault, picture_type
 
 Unit: TypeAlias = Literal["lines", "bytes"]
@@ -25,7 +25,7 @@ MAX_PICTURE = 20 * 1024 * 1024
 SNIFFED = 8192
 
 
-def shown_file(paths: Paths, place: Place, offset: int, limit: int | None, unit: Unit) -> Any:
+def shown_file(paths: Paths, place: Location, offset: int, limit: int | None, unit: Unit) -> Any:
     """What `read_file` returns."""
     path = paths.shown(place)
     with open(paths.open_file(place.folder, place.name), "rb", buffering=0) as file:
@@ -149,10 +149,10 @@ def _lines(file: BinaryIO, size: int, offset: int, limit: int | None, path: str)
 
 # ---------------------------------------------------------------------- outlines
 
-Rule: TypeAlias = tuple[re.Pattern[str], str | None]
+OutlineRule: TypeAlias = tuple[re.Pattern[str], str | None]
 
 
-def _rules(*pairs: tuple[str, str | None]) -> tuple[Rule, ...]:
+def _rules(*pairs: tuple[str, str | None]) -> tuple[OutlineRule, ...]:
     return tuple((re.compile(pattern), kind) for pattern, kind in pairs)
 
 
@@ -185,7 +185,7 @@ _CURLY = _rules(
 _RUBY = _rules((rf"\s*(?P<kind>def|class|module) (?:self\.)?{_NAME}", None))
 _MARKDOWN = _rules((r"(?P<kind>#{1,6}) (?P<name>.{1,200})", None))
 
-OUTLINES: dict[str, tuple[Rule, ...]] = {
+OUTLINES: dict[str, tuple[OutlineRule, ...]] = {
     **dict.fromkeys(("py", "pyi"), _PYTHON),
     **dict.fromkeys(("js", "jsx", "mjs", "cjs", "ts", "tsx"), _SCRIPT),
     **dict.fromkeys(("c", "h", "cc", "cpp", "hpp", "java", "cs", "kt", "scala", "swift", "php"), _CURLY),
@@ -198,7 +198,7 @@ LONGEST = 400
 """Characters of a line that are looked at: a declaration is shorter."""
 
 
-def outline(paths: Paths, place: Place) -> dict[str, Any]:
+def outline(paths: Paths, place: Location) -> dict[str, Any]:
     """What `file_outline` returns: declarations by their first line, indentation telling what is inside of what."""
     path = paths.shown(place)
     rules = OUTLINES.get(place.name.rpartition(".")[2].lower())
@@ -219,7 +219,7 @@ def outline(paths: Paths, place: Place) -> dict[str, Any]:
     return {"path": path, "symbols": symbols[:MAX_SYMBOLS], "truncated": len(symbols) > MAX_SYMBOLS}
 
 
-def _declared(rules: tuple[Rule, ...], line: str) -> dict[str, Any] | None:
+def _declared(rules: tuple[OutlineRule, ...], line: str) -> dict[str, Any] | None:
     for pattern, kind in rules:
         found = pattern.match(line)
         if found is None:

@@ -45,7 +45,7 @@ from mainstay.workspace.programs import (
 )  # fmt: skip
 from mainstay.workspace.shell import ASSIGNMENT, NAME, Redirect, Word
 
-Finding: TypeAlias = tuple[Label, str]
+LabelledRisk: TypeAlias = tuple[Label, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ def _candidates(text: str) -> Iterator[str]:
             yield text[letters:]
 
 
-def _path_findings(word: Word, scene: Scene, change: bool) -> Iterator[Finding]:
+def _path_findings(word: Word, scene: Scene, change: bool) -> Iterator[LabelledRisk]:
     if word.tilde:
         yield "outside_workspace", f"{word.source} is in a home folder"
     text = word.value if word.value is not None else word.head
@@ -167,7 +167,7 @@ def _guesses(path: str, paths: Paths) -> Iterator[str]:
                 yield store
 
 
-def _place_findings(word: Word, path: str, paths: Paths, change: bool) -> Iterator[Finding]:
+def _place_findings(word: Word, path: str, paths: Paths, change: bool) -> Iterator[LabelledRisk]:
     found = paths.below(path)
     if found is None:
         yield "outside_workspace", f"{word.source} is outside of the workspace"
@@ -179,7 +179,7 @@ def _place_findings(word: Word, path: str, paths: Paths, change: bool) -> Iterat
         yield "outside_workspace", refused.message
 
 
-def _words_findings(words: Sequence[Word], scene: Scene, change: bool = False) -> Iterator[Finding]:
+def _words_findings(words: Sequence[Word], scene: Scene, change: bool = False) -> Iterator[LabelledRisk]:
     for word in words:
         yield from _path_findings(word, scene, change)
         if word.value is None and change and not word.process:
@@ -225,7 +225,7 @@ def _has(options: Sequence[str], short: str = "", *long: str) -> str:
     return ""
 
 
-def _may_be_option(words: Sequence[Word]) -> Iterator[Finding]:
+def _may_be_option(words: Sequence[Word]) -> Iterator[LabelledRisk]:
     """Words that may turn out to be options, of a program whose options do more than read."""
     for each in words[: _end_of_options(words)]:
         if (each.value is None or each.glob) and (not each.head or each.head.startswith("-")) and not each.process:
@@ -234,10 +234,10 @@ def _may_be_option(words: Sequence[Word]) -> Iterator[Finding]:
 
 # ---------------------------------------------------------------------- programs that only read
 
-Reader: TypeAlias = Callable[[Invocation, Scene], Iterator[Finding]]
+RiskReader: TypeAlias = Callable[[Invocation, Scene], Iterator[LabelledRisk]]
 
 
-def _nothing(it: Invocation, scene: Scene) -> Iterator[Finding]:
+def _nothing(it: Invocation, scene: Scene) -> Iterator[LabelledRisk]:
     """No argument matters, but a pattern that the shell looks up."""
     for each in it.args:
         if each.glob and each.value is not None:
@@ -245,27 +245,27 @@ def _nothing(it: Invocation, scene: Scene) -> Iterator[Finding]:
                 yield from _place_findings(each, posixpath.join(folder, each.value), scene.paths, change=False)
 
 
-def _reads(it: Invocation, scene: Scene) -> Iterator[Finding]:
+def _reads(it: Invocation, scene: Scene) -> Iterator[LabelledRisk]:
     """Every argument may be a path that is read."""
     yield from _words_findings(it.args, scene)
 
 
-def _arch(it: Invocation, scene: Scene) -> Iterator[Finding]:
+def _arch(it: Invocation, scene: Scene) -> Iterator[LabelledRisk]:
     """It tells the architecture; on macOS it runs a program."""
     if it.args:
         yield "unclear", "arch may run a program"
 
 
-def _strings(it: Invocation, scene: Scene) -> Iterator[Finding]:
+def _strings(it: Invocation, scene: Scene) -> Iterator[LabelledRisk]:
     if any(each.value is None or each.glob or each.value.startswith("@") for each in it.args):
         yield "unclear", "strings takes its arguments from what is behind @"
     yield from _reads(it, scene)
 
 
-def _refusing(short: str, *long: str, label: Label = "unclear", why: str = "", one: bool = False) -> Reader:
+def _refusing(short: str, *long: str, label: Label = "unclear", why: str = "", one: bool = False) -> RiskReader:
     """As `_reads`, without some options. `one`: what is behind the first operand is written to."""
 
-    def findings(it: Invocation, scene: Scene) -> Iterator[Finding]:
+    def findings(it: Invocation, scene: Scene) -> Iterator[LabelledRisk]:
         yield from _may_be_option(it.args)
         option = _has(_options(it.args), short, *long)
         if option:
@@ -280,7 +280,7 @@ def _refusing(short: str, *long: str, label: Label = "unclear", why: str = "", o
     return findings
 
 
-def _grep(it: Invocation, scene: Scene) -> Iterator[Finding]:
+def _grep(it: Invocation, scene: Scene) -> Iterator[LabelledRisk]:
     options = _options(it.args)
     patterns = bool(_has(options, "ef", "regexp", "file")) or (it.name == "rg" and "--files" in options)
     operands = _operands(it.args)
@@ -331,7 +331,7 @@ FIND_BEFORE = re.compile(r"-[LPHD]|-O\d*")
 """Options behind which find is told where to look. What -D is given counts as a path."""
 
 
-def _find(it: Invocation, scene: Scene) -> Iterator[Finding]:
+def _find(it: Invocation, scene: Scene) -> Iterator[LabelledRisk]:
     starts: list[Word] = []
     begun = False
     runs = any((each.value or "").startswith(("-exec", "-ok")) for each in it.args)
@@ -370,7 +370,7 @@ SED_COMMAND = re.compile(  # without ways back: white space may match in one pla
 )
 
 
-def _sed(it: Invocation, scene: Scene) -> Iterator[Finding]:
+def _sed(it: Invocation, scene: Scene) -> Iterator[LabelledRisk]:
     yield from _may_be_option(it.args)
     scripts: list[Word] = []
     files: list[Word] = []
@@ -404,7 +404,7 @@ def _sed(it: Invocation, scene: Scene) -> Iterator[Finding]:
     yield from _words_findings(files, scene)
 
 
-def _awk(it: Invocation, scene: Scene) -> Iterator[Finding]:
+def _awk(it: Invocation, scene: Scene) -> Iterator[LabelledRisk]:
     yield from _may_be_option(it.args)
     words = list(it.args)
     while words and words[0].value is not None and words[0].value.startswith("-"):
@@ -424,7 +424,7 @@ def _awk(it: Invocation, scene: Scene) -> Iterator[Finding]:
     yield from _words_findings(words, scene)
 
 
-def _first_is_no_path(it: Invocation, scene: Scene) -> Iterator[Finding]:
+def _first_is_no_path(it: Invocation, scene: Scene) -> Iterator[LabelledRisk]:
     """`jq FILTER FILE…`, `tr SET SET`: the first operand is no path."""
     operands = _operands(it.args)
     if operands and operands[0].splits:
@@ -434,7 +434,7 @@ def _first_is_no_path(it: Invocation, scene: Scene) -> Iterator[Finding]:
     yield from _words_findings([each for each in it.args if not operands or each is not operands[0]], scene)
 
 
-def _jq(it: Invocation) -> Iterator[Finding]:
+def _jq(it: Invocation) -> Iterator[LabelledRisk]:
     """Which word is its filter depends on its options: any may be. Some are given two words, of which `--` may be
     one."""
     yield from _may_be_option(it.args)
@@ -450,7 +450,7 @@ def _jq(it: Invocation) -> Iterator[Finding]:
         yield "unclear", f"jq {option} runs the filter of a file"
 
 
-def _date(it: Invocation, scene: Scene) -> Iterator[Finding]:
+def _date(it: Invocation, scene: Scene) -> Iterator[LabelledRisk]:
     yield from _may_be_option(it.args)
     before = ""
     for each in it.args:
@@ -462,13 +462,13 @@ def _date(it: Invocation, scene: Scene) -> Iterator[Finding]:
         yield "destructive", "date sets the clock"
 
 
-def _printf(it: Invocation, scene: Scene) -> Iterator[Finding]:
+def _printf(it: Invocation, scene: Scene) -> Iterator[LabelledRisk]:
     first = it.args[0].value if it.args else ""
     if first is None or first.startswith("-") or re.search(r"%[^%A-Za-z]*[hlLjztq]*n", first.replace("%%", "")):
         yield "unclear", "printf -v and %n set a variable"
 
 
-def _test(it: Invocation, scene: Scene) -> Iterator[Finding]:
+def _test(it: Invocation, scene: Scene) -> Iterator[LabelledRisk]:
     """`[ -v name ]` runs what a subscript in the name says, in bash."""
     if any(each.splits or each.value in ("-v", "-R") for each in it.args) or (
         2 <= len(it.args) <= 3 and it.args[0].value is None and it.args[1].value not in COMPARISONS
@@ -479,7 +479,7 @@ def _test(it: Invocation, scene: Scene) -> Iterator[Finding]:
 COMPARISONS = ("=", "==", "!=", "-eq", "-ne", "-lt", "-gt", "-le", "-ge", "]")
 
 
-def _cd(it: Invocation, scene: Scene) -> Iterator[Finding]:
+def _cd(it: Invocation, scene: Scene) -> Iterator[LabelledRisk]:
     operands = [each for each in it.args if each.value not in ("-P", "-L", "--")]
     if not operands:
         yield "outside_workspace", "it goes to the home folder"
@@ -488,7 +488,7 @@ def _cd(it: Invocation, scene: Scene) -> Iterator[Finding]:
     yield from _words_findings(operands, scene)
 
 
-def _set(it: Invocation, scene: Scene) -> Iterator[Finding]:
+def _set(it: Invocation, scene: Scene) -> Iterator[LabelledRisk]:
     if not it.args:
         yield "credential_read", "set shows all variables"
     texts = [each.value or "?" for each in it.args]
@@ -504,7 +504,7 @@ def _set(it: Invocation, scene: Scene) -> Iterator[Finding]:
 SHELL_OPTIONS = ("pipefail", "errexit", "nounset", "xtrace", "noglob", "noclobber")
 
 
-def _export(it: Invocation, scene: Scene) -> Iterator[Finding]:
+def _export(it: Invocation, scene: Scene) -> Iterator[LabelledRisk]:
     for each in it.args:
         found = ASSIGNMENT.match(each.source)
         plain = each.value is not None and NAME.fullmatch(each.value)
@@ -516,7 +516,7 @@ def _export(it: Invocation, scene: Scene) -> Iterator[Finding]:
         yield "credential_read", f"{it.name} shows variables"
 
 
-def _variables(it: Invocation, scene: Scene) -> Iterator[Finding]:
+def _variables(it: Invocation, scene: Scene) -> Iterator[LabelledRisk]:
     """`read name`, `unset name`: plain names only, because a subscript is run."""
     for each in it.args:
         if each.value in ("-r", "-f", "-s"):
@@ -527,16 +527,16 @@ def _variables(it: Invocation, scene: Scene) -> Iterator[Finding]:
             yield from of_variable(each.value)
 
 
-def _wait(it: Invocation, scene: Scene) -> Iterator[Finding]:
+def _wait(it: Invocation, scene: Scene) -> Iterator[LabelledRisk]:
     if any((each.splits and each.source != "$!") or (each.value or "").startswith("-") for each in it.args):
         yield "unclear", "wait -p sets a variable"
 
 
-def _shows_variables(it: Invocation, scene: Scene) -> Iterator[Finding]:
+def _shows_variables(it: Invocation, scene: Scene) -> Iterator[LabelledRisk]:
     yield "credential_read", f"{it.name} shows variables, which may hold secrets"
 
 
-def _env(it: Invocation, scene: Scene) -> Iterator[Finding]:
+def _env(it: Invocation, scene: Scene) -> Iterator[LabelledRisk]:
     for name in env_assigned(it):
         yield from of_variable(name)
     words = [each.value or "" for each in it.args]
@@ -546,30 +546,30 @@ def _env(it: Invocation, scene: Scene) -> Iterator[Finding]:
         yield "unclear", "env -C changes the folder"
 
 
-def _ps(it: Invocation, scene: Scene) -> Iterator[Finding]:
+def _ps(it: Invocation, scene: Scene) -> Iterator[LabelledRisk]:
     if any(each.value is None or (not each.value.startswith("-") and "e" in each.value) for each in it.args):
         yield "credential_read", "ps may show variables of processes"
 
 
-def _xargs(it: Invocation, scene: Scene) -> Iterator[Finding]:
+def _xargs(it: Invocation, scene: Scene) -> Iterator[LabelledRisk]:
     """What it starts is judged by itself; of its own arguments, one may be a file to read."""
     yield from _words_findings([each for each in xargs_own(it) if each.value is not None], scene)
 
 
-def _changes_the_shell(it: Invocation, scene: Scene) -> Iterator[Finding]:
+def _changes_the_shell(it: Invocation, scene: Scene) -> Iterator[LabelledRisk]:
     yield "unclear", f"{it.name} changes what names mean, or runs what they hold"
 
 
-def _wrapper(it: Invocation, scene: Scene) -> Iterator[Finding]:
+def _wrapper(it: Invocation, scene: Scene) -> Iterator[LabelledRisk]:
     """What it starts is judged by itself."""
     yield from ()
 
 
-def _sudo(it: Invocation, scene: Scene) -> Iterator[Finding]:
+def _sudo(it: Invocation, scene: Scene) -> Iterator[LabelledRisk]:
     yield "sudo", f"{it.name} runs as another user"
 
 
-def of_variable(name: str) -> Iterator[Finding]:
+def of_variable(name: str) -> Iterator[LabelledRisk]:
     """What there is to say about a variable that is set for a program."""
     if DANGEROUS_VARIABLES.fullmatch(name):
         yield "unclear", f"{name} decides what other programs run or load"
@@ -577,7 +577,7 @@ def of_variable(name: str) -> Iterator[Finding]:
         yield "unknown", f"what the variable {name} does is not known"
 
 
-READERS: dict[str, Reader] = {
+READERS: dict[str, RiskReader] = {
     **dict.fromkeys(READING, _reads),
     **dict.fromkeys(IGNORING, _nothing),
     **dict.fromkeys(CHANGING_THE_SHELL, _changes_the_shell),
@@ -736,7 +736,7 @@ def _told_options(it: Invocation) -> list[str]:
     return options
 
 
-def _option_findings(it: Invocation, options: Sequence[str]) -> Iterator[Finding]:
+def _option_findings(it: Invocation, options: Sequence[str]) -> Iterator[LabelledRisk]:
     tables: tuple[tuple[Mapping[str, tuple[str, tuple[str, ...]]], Label, str], ...] = (
         (RUNNING_OPTIONS, "unclear", "may run a program"),
         (WRITING_OPTIONS, "write", "writes a file"),
@@ -749,7 +749,7 @@ def _option_findings(it: Invocation, options: Sequence[str]) -> Iterator[Finding
             yield label, f"{it.name} {option} {what}"
 
 
-def _language_findings(it: Invocation, texts: Sequence[str]) -> Iterator[Finding]:
+def _language_findings(it: Invocation, texts: Sequence[str]) -> Iterator[LabelledRisk]:
     """Of programs whose arguments are more than options and paths."""
     if it.name in OWN_COMMANDS:
         fed = it.command.piped or any(each.operator.startswith("<") for each in it.command.redirects)
@@ -765,7 +765,7 @@ def _language_findings(it: Invocation, texts: Sequence[str]) -> Iterator[Finding
         yield "unclear", f"{it.name} may run other programs"
 
 
-def _doer(it: Invocation, scene: Scene) -> Iterator[Finding]:
+def _doer(it: Invocation, scene: Scene) -> Iterator[LabelledRisk]:
     labels, why = DOERS[it.name]
     for label in labels:
         yield label, f"{it.name} {why}"
@@ -800,7 +800,7 @@ def _normal(word: Word) -> str:
     return re.sub(r"^/+", "/", posixpath.normpath(text) if text else "")
 
 
-def _catastrophe(it: Invocation) -> Iterator[Finding]:
+def _catastrophe(it: Invocation) -> Iterator[LabelledRisk]:
     options = _options(it.args)
     if it.name in it.command.within and (it.command.piped or it.command.background):
         yield "catastrophic", f"{it.name} starts itself again and again"
@@ -861,7 +861,7 @@ def _git_runs(command: str, options: Sequence[str], operands: Sequence[str]) -> 
     return ""
 
 
-def _git(it: Invocation, scene: Scene) -> Iterator[Finding]:
+def _git(it: Invocation, scene: Scene) -> Iterator[LabelledRisk]:
     words = list(it.args)
     while words and words[0].value is not None and words[0].value.startswith("-"):
         text = words.pop(0).value or ""
@@ -916,7 +916,7 @@ def _git_destroys(command: str, options: Sequence[str], texts: Sequence[str]) ->
             return False
 
 
-def _packages(it: Invocation, scene: Scene) -> Iterator[Finding]:
+def _packages(it: Invocation, scene: Scene) -> Iterator[LabelledRisk]:
     wanted = PACKAGES[it.name].split()
     texts = [each.value for each in _operands(it.args)]
     bare = it.name in ("yarn", "pnpm", "bundle") and not texts
@@ -927,7 +927,7 @@ def _packages(it: Invocation, scene: Scene) -> Iterator[Finding]:
     yield from _other(it, scene)
 
 
-def _other(it: Invocation, scene: Scene) -> Iterator[Finding]:
+def _other(it: Invocation, scene: Scene) -> Iterator[LabelledRisk]:
     if it.name in PROJECT:
         yield "unknown", f"{it.name} runs what the files of the project say"
     elif "/" in it.program:
@@ -942,7 +942,7 @@ def _other(it: Invocation, scene: Scene) -> Iterator[Finding]:
     yield from _words_findings(it.args, scene, True)
 
 
-def _interpreter(it: Invocation, scene: Scene) -> Iterator[Finding]:
+def _interpreter(it: Invocation, scene: Scene) -> Iterator[LabelledRisk]:
     texts = [each.value or "" for each in it.args]
     if "-m" in texts and texts[texts.index("-m") + 1 : texts.index("-m") + 2] in (["pip"], ["ensurepip"], ["venv"]):
         yield "package_install", f"{it.name} brings code of others and may run its scripts"
@@ -957,7 +957,7 @@ def _interpreter(it: Invocation, scene: Scene) -> Iterator[Finding]:
 # ---------------------------------------------------------------------- all of it
 
 
-def findings(it: Invocation, scene: Scene) -> Iterator[Finding]:
+def findings(it: Invocation, scene: Scene) -> Iterator[LabelledRisk]:
     """What there is to say about one program of a line."""
     for reason in it.unclear:
         yield "unclear", reason
@@ -989,13 +989,13 @@ def findings(it: Invocation, scene: Scene) -> Iterator[Finding]:
         yield from _other(it, scene)
 
 
-def _secret_variables(it: Invocation) -> Iterator[Finding]:
+def _secret_variables(it: Invocation) -> Iterator[LabelledRisk]:
     for word in it.words:
         if word.value is None and (secret := SECRET_VARIABLE.search(word.source)) is not None:
             yield "credential_read", f"{secret[0]} may be a secret"
 
 
-def _redirected(redirect: Redirect, scene: Scene) -> Iterator[Finding]:
+def _redirected(redirect: Redirect, scene: Scene) -> Iterator[LabelledRisk]:
     operator, target = redirect.operator, redirect.target
     if operator.startswith("<<") or target.process:
         return

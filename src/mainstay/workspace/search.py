@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mainstay.errors import ToolError
-from mainstay.workspace.paths import GIT, Paths, Place
+from mainstay.workspace.paths import GIT, Location, Paths
 
 MATCHER = str(Path(__file__).with_name("matcher.py"))
 SECONDS = 20
@@ -55,7 +55,7 @@ class Tally:
 
 def search(  # what one search needs, each by its place
     paths: Paths,
-    place: Place,
+    place: Location,
     query: Query,
     found: Callable[[int], None],
     stop: Callable[[], bool],
@@ -95,7 +95,7 @@ def search(  # what one search needs, each by its place
 # ---------------------------------------------------------------------- files
 
 
-class Piece(NamedTuple):
+class FilePiece(NamedTuple):
     """Bytes of a file from the beginning of a line on, and the number of that line."""
 
     path: str
@@ -105,9 +105,9 @@ class Piece(NamedTuple):
 
 def _batches(
     paths: Paths, files: Iterator[tuple[int, str, str]], wanted: re.Pattern[str] | None, tally: Tally
-) -> Iterator[list[Piece]]:
+) -> Iterator[list[FilePiece]]:
     """Pieces of files, many at once; few at first, so that the first match is told soon."""
-    batch, size, room = list[Piece](), 0, 1
+    batch, size, room = list[FilePiece](), 0, 1
     for folder, name, path in files:
         if wanted is not None and not wanted.fullmatch(path):
             continue
@@ -128,7 +128,7 @@ def _batches(
         yield batch
 
 
-def _pieces(descriptor: int, path: str) -> Iterator[Piece]:
+def _pieces(descriptor: int, path: str) -> Iterator[FilePiece]:
     """A file in pieces that end with a line, as far as lines are shorter than a piece; nothing of a binary one."""
     left, first, rest = os.fstat(descriptor).st_size, 1, b""
     while left > 0 and (data := os.read(descriptor, min(BATCH_BYTES, left))):
@@ -139,13 +139,13 @@ def _pieces(descriptor: int, path: str) -> Iterator[Piece]:
         end = len(data) if left <= 0 or len(data) >= 4 * BATCH_BYTES else data.rfind(b"\n") + 1
         rest = data[end:]
         if end:
-            yield Piece(path, first, data[:end])
+            yield FilePiece(path, first, data[:end])
             first += data.count(b"\n", 0, end)
     if rest:
-        yield Piece(path, first, rest)
+        yield FilePiece(path, first, rest)
 
 
-def walk(paths: Paths, place: Place, hidden: bool, tally: Tally) -> Iterator[tuple[int, str, str]]:
+def walk(paths: Paths, place: Location, hidden: bool, tally: Tally) -> Iterator[tuple[int, str, str]]:
     """The files below a place, in order: the descriptor of the folder, the name in it, the path as it is shown."""
     try:
         folder = paths.open_folder(place.folder, place.name)
@@ -159,13 +159,13 @@ def walk(paths: Paths, place: Place, hidden: bool, tally: Tally) -> Iterator[tup
 
 
 def _walk(
-    paths: Paths, place: Place, folder: int, hidden: bool, tally: Tally, above: tuple[_Ignore, ...]
+    paths: Paths, place: Location, folder: int, hidden: bool, tally: Tally, above: tuple[_Ignore, ...]
 ) -> Iterator[tuple[int, str, str]]:
     ignores = (*above, *_ignores(paths, folder, len(place.names)))
     with os.scandir(folder) as entries:
         found = sorted((entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries if not entry.is_symlink())
     for name, is_folder in found:
-        inner = Place(place.root, (*place.names, name), folder)
+        inner = Location(place.root, (*place.names, name), folder)
         if _left_out(name, hidden):
             continue
         if any(0xDC80 <= ord(each) <= 0xDCFF for each in name):
@@ -192,7 +192,7 @@ def _walk(
 
 
 def among(
-    paths: Paths, place: Place, hidden: bool, tally: Tally, candidates: Iterator[str]
+    paths: Paths, place: Location, hidden: bool, tally: Tally, candidates: Iterator[str]
 ) -> Iterator[tuple[int, str, str]]:
     """Those of some files that `walk` would come to, as it gives them. `candidates` are paths from the place on."""
     rules: dict[tuple[str, ...], tuple[_Ignore, ...] | None] = {}
@@ -364,7 +364,7 @@ class Matcher:
         if error is not None:
             raise ToolError(f"the pattern is not usable: {error}; fixed=true takes it as it is", code="invalid_pattern")
 
-    def ask(self, batch: list[Piece]) -> list[Any]:
+    def ask(self, batch: list[FilePiece]) -> list[Any]:
         """Matches, each with the number of its piece, line, column, the line itself, lines before and after it."""
         sizes = json.dumps([[piece.first, len(piece.data)] for piece in batch])
         return self._exchange(sizes.encode() + b"\n", *[piece.data for piece in batch])  # type: ignore[no-any-return]

@@ -109,7 +109,7 @@ class ShellCommand:
 
 
 @dataclass(frozen=True, slots=True)
-class Script:
+class ShellScript:
     commands: tuple[ShellCommand, ...]
     functions: frozenset[str] = frozenset()
 
@@ -119,7 +119,7 @@ def literal(text: str) -> Word:
     return Word(text, text, text, quoted=True)
 
 
-def parse(text: str, depth: int = 0) -> Script:
+def parse(text: str, depth: int = 0) -> ShellScript:
     """What a line may run. Raises ShellUnclear."""
     if len(text) > MAX_LENGTH:
         raise ShellUnclear(f"it is longer than {MAX_LENGTH:,} characters")
@@ -132,7 +132,7 @@ def parse(text: str, depth: int = 0) -> Script:
         reader.refuse("unexpected")
     if reader.pending:
         reader.refuse("a here-document has no end")
-    return Script(tuple(commands), frozenset(reader.functions))
+    return ShellScript(tuple(commands), frozenset(reader.functions))
 
 
 def _check_characters(text: str) -> None:

@@ -84,7 +84,7 @@ class Program(Struct, frozen=True):
         return self.command if isinstance(self.command, str) else shlex.join(self.command)
 
 
-class Judgement(Struct, frozen=True):
+class ProgramVerdict(Struct, frozen=True):
     """What the policy says about a program. `approves` is a digest of what exactly it was asked about."""
 
     verdict: Verdict
@@ -145,7 +145,7 @@ class Programs:
                 raise ToolError(f"{cwd} is no folder: give the folder it is in", code="not_a_folder")
             return place.path
 
-    def judge(self, program: Program, ctx: ToolContext[Any], env: Iterable[str] = ()) -> Judgement:
+    def judge(self, program: Program, ctx: ToolContext[Any], env: Iterable[str] = ()) -> ProgramVerdict:
         """What the policy says about a program. Raises ToolError where it is denied."""
         line, store = program.command, ctx.store_location
         asked = CommandLine(
@@ -159,7 +159,7 @@ class Programs:
         )
         # Approved is what is run, and how: by which shell, with which variables, in which sandbox.
         approves = digest(replace(asked, env=()), program.argv, self._confine(store), ENVIRONMENT)
-        found = Judgement(self._policy.judge(asked), asked, approves)
+        found = ProgramVerdict(self._policy.judge(asked), asked, approves)
         if found.verdict.decision == "deny":
             raise ToolError(
                 f"the policy of this workspace denies that, nothing was run: {found.reason}", code="denied_by_policy"

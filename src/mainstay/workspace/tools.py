@@ -48,7 +48,7 @@ from mainstay.tools.context import ToolContext
 from mainstay.tools.define import Tool, tool
 from mainstay.workspace import files
 from mainstay.workspace.files import Content
-from mainstay.workspace.paths import Paths, Place, telling
+from mainstay.workspace.paths import Location, Paths, telling
 from mainstay.workspace.reading import Unit, outline, shown_file
 from mainstay.workspace.ripgrep import search_among
 from mainstay.workspace.search import Query, search
@@ -352,7 +352,7 @@ class FileTools:
         def found(count: int) -> None:
             ctx.progress({"matches": count})
 
-        def work(paths: Paths, place: Place, candidates: Iterator[str] | None = None) -> Any:
+        def work(paths: Paths, place: Location, candidates: Iterator[str] | None = None) -> Any:
             return search(paths, place, query, found, lambda: ctx.cancelled, candidates)
 
         paths, programs, folder = self._allowed(ctx.store_location), self._programs, None
@@ -379,7 +379,7 @@ class FileTools:
         """
         return await self._at(path, ctx, outline)
 
-    async def _at(self, path: str, ctx: ToolContext[Any], work: Callable[[Paths, Place], R]) -> R:
+    async def _at(self, path: str, ctx: ToolContext[Any], work: Callable[[Paths, Location], R]) -> R:
         paths = self._allowed(ctx.store_location)
 
         def run() -> R:
@@ -413,7 +413,7 @@ def read_plan(payload: Any) -> EditPlan | None:
 
 # ---------------------------------------------------------------------- changes
 
-Change: TypeAlias = Callable[[str, Content | None, dict[str, Any]], _Change]
+ChangePlan: TypeAlias = Callable[[str, Content | None, dict[str, Any]], _Change]
 """What becomes of a file: its path as it is shown, what is there, and the arguments of the tool; or a ToolError."""
 
 
@@ -423,7 +423,7 @@ def _resolved(paths: Paths, path: str, follow: bool) -> str:
 
 
 def _plan(
-    paths: Paths, path: str, change: Change, kwargs: dict[str, Any], claim: _Claim
+    paths: Paths, path: str, change: ChangePlan, kwargs: dict[str, Any], claim: _Claim
 ) -> tuple[EditPlan, bytes | None]:
     """What will become of a file, and what it holds now, where that is to be kept."""
     with paths.locate(path, change=True, follow=False, missing=True) as place, telling(path):
@@ -458,7 +458,7 @@ async def _kept(context: ToolContext[Any], data: bytes, digest: str | None) -> b
 
 
 def _apply(  # what one change needs, each by its place
-    paths: Paths, plan: EditPlan, change: Change, kwargs: dict[str, Any], ctx: ToolContext[Any], claim: _Claim
+    paths: Paths, plan: EditPlan, change: ChangePlan, kwargs: dict[str, Any], ctx: ToolContext[Any], claim: _Claim
 ) -> dict[str, Any]:
     with paths.locate(plan.path, change=True, follow=False, make=_makes_folders(kwargs)) as place, telling(plan.path):
         shown = paths.shown(place)
@@ -511,7 +511,7 @@ def _deleted(path: str, now: Content | None, kwargs: dict[str, Any]) -> _Change:
     return _Change(None, {"path": path, "removed": now is not None})
 
 
-CHANGES: dict[str, Change] = {"write_file": _written, "edit_file": _edited, "delete_file": _deleted}
+CHANGES: dict[str, ChangePlan] = {"write_file": _written, "edit_file": _edited, "delete_file": _deleted}
 """What each tool makes of a file that it changes."""
 
 
@@ -542,7 +542,7 @@ def _reasons(refused: dict[str, str], path: str) -> Generator[None, None, None]:
         refused[path] = error.message
 
 
-def _state(paths: Paths, place: Place, wanted: FileRestore) -> Content | None:
+def _state(paths: Paths, place: Location, wanted: FileRestore) -> Content | None:
     """What a file is now. Raises ToolError unless an edit left it so, or it is as it was before the edits."""
     with telling(wanted.path):
         now = files.content(paths, place, files.MAX_EDIT)
@@ -569,7 +569,7 @@ def _restore(paths: Paths, wanted: FileRestore, earlier: Mapping[str, bytes]) ->
 # ---------------------------------------------------------------------- listing
 
 
-def _listed(paths: Paths, place: Place, hidden: bool, most: int) -> dict[str, Any]:
+def _listed(paths: Paths, place: Location, hidden: bool, most: int) -> dict[str, Any]:
     folder = paths.open_folder(place.folder, place.name)
     try:
         with os.scandir(folder) as entries:

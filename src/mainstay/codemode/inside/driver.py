@@ -60,11 +60,11 @@ EXCEPTIONS: dict[str, type[BaseException]] = {
 }
 
 
-class Stop(SystemExit):
+class EndCell(SystemExit):
     """Ends the cell at the line of a call. Derived from SystemExit: a task hands that on to who runs the loop."""
 
 
-class Call(asyncio.Future[Any]):
+class AwaitableCall(asyncio.Future[Any]):
     """A call. Only the cell that made it can await it: in another one the value would depend on when it came."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -99,7 +99,7 @@ class Call(asyncio.Future[Any]):
 GATHERING: Any = vars(asyncio.tasks)["_GatheringFuture"]
 
 
-class Gathered(Call, GATHERING):  # type: ignore[misc]  # the library's own class, which is in no stub
+class Gathered(AwaitableCall, GATHERING):  # type: ignore[misc]  # the library's own class, which is in no stub
     """What `gather` returns."""
 
 
@@ -196,7 +196,7 @@ class Loop(asyncio.AbstractEventLoop):
     async def shutdown_default_executor(self, timeout: float | None = None) -> None: ...
 
 
-class Output(io.TextIOBase):
+class CellOutput(io.TextIOBase):
     """`sys.stdout` and `sys.stderr` of cells."""
 
     encoding = "utf-8"
@@ -218,7 +218,7 @@ class Driver:
     """The REPL, and the cell that runs in it.
 
     `calls` are those of the cell without an answer, by number. `over` is set when the code has ended or is to end:
-    whatever it calls then raises `Stop`.
+    whatever it calls then raises `EndCell`.
     """
 
     def __init__(self, read: int, write: int) -> None:
@@ -226,7 +226,7 @@ class Driver:
         self.at, self.seed, self.drawn, self.emitted = 0, "", 0, 0
         self.extra = 0.0
         self.loop: Loop = cast(Any, Loop)(self.now)  # what it does not implement is not for cells
-        self.calls: dict[int, Call] = {}
+        self.calls: dict[int, AwaitableCall] = {}
         self.over = True
         self.file = ""
         self.cells = 0
@@ -292,7 +292,7 @@ class Driver:
     def call(self, path: str, args: Any, kwargs: Any, *, sync: bool = False) -> Any:
         """A call of the cell's: it goes out at once, and what is returned is awaited. A `sync` one waits here."""
         if self.over:
-            raise Stop
+            raise EndCell
         if path in ("finish", "sleep"):
             bound = values.bind_own(path, args, kwargs)
         elif path in self.functions:
@@ -307,14 +307,14 @@ class Driver:
         self.emitted += 1
         self.send(kind="call", number=number, path=path, args=bound, line=self._line(), sync=sync)
         if not sync:
-            made = self.calls[number] = Call(loop=self.loop)
+            made = self.calls[number] = AwaitableCall(loop=self.loop)
             return made
         self.send(kind="paused")
         answer = self.receive()
         self._moved(answer)
         if answer["kind"] == "stop":
             self.over = True
-            raise Stop
+            raise EndCell
         if answer["kind"] == "raise":
             raise EXCEPTIONS[answer["why"]](answer["message"])
         return answer["value"]
@@ -426,7 +426,7 @@ class Driver:
         while True:
             try:
                 self.loop.run_ready()
-            except Stop:
+            except EndCell:
                 return self.end()
             except (SystemExit, KeyboardInterrupt) as error:
                 return self.end_with(error, "raised")
@@ -738,7 +738,7 @@ def main(memory: int, recursion: int, packages: list[str]) -> None:
     os.environ.clear()
     os.environ["TZ"] = "UTC"
     warnings.filterwarnings("ignore", message="coroutine .* was never awaited")
-    output = Output(driver.print)
+    output = CellOutput(driver.print)
     for name in ("stdout", "stderr", "__stdout__", "__stderr__"):
         put(sys, name, output)
     for name in ("stdin", "__stdin__"):

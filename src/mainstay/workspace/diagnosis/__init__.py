@@ -15,7 +15,7 @@ from mainstay.workspace.diagnosis.junit import JUnit
 from mainstay.workspace.diagnosis.lines import Lines
 from mainstay.workspace.diagnosis.native import Cargo, Cc, Go
 from mainstay.workspace.diagnosis.python import Mypy, Pytest, Ruff, Unittest
-from mainstay.workspace.diagnosis.report import Diagnosis, Ending, Reader, judge
+from mainstay.workspace.diagnosis.report import CommandEnd, Diagnosis, Reader, judge
 
 READERS: dict[str, Callable[[], Reader]] = {
     "pytest": Pytest,
@@ -75,7 +75,7 @@ class Diagnoser:
         self._report = self._report or JUnit()
         self._report.feed(data)
 
-    def finish(self, ending: Ending) -> Diagnosis | None:
+    def finish(self, ending: CommandEnd) -> Diagnosis | None:
         """What is known, or None if nothing of it was recognised."""
         if ending.exit_code is not None and ending.whole:  # else the last line may be half of one
             self._read(self._loose + self._lines.last())

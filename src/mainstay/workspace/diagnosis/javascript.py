@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 
-from mainstay.workspace.diagnosis.report import Block, Diagnostic, Findings, Tests, diagnostic
+from mainstay.workspace.diagnosis.report import Diagnostic, FailureText, Findings, Tests, diagnostic
 
 _SOURCE = r"[^\s:()]+\.(?:[cm]?[jt]sx?|vue|svelte)"
 _COUNT = re.compile(r"(\d+) ([a-z]+)")
@@ -33,7 +33,7 @@ class Jest:
     def __init__(self) -> None:
         self._found = Findings("jest", complete=False)
         self._file = ""
-        self._block: Block | None = None
+        self._block: FailureText | None = None
         self._placed = self._framed = False
         self._seen: set[str] = set()
         self._broken = 0
@@ -70,10 +70,10 @@ class Jest:
         if len(self._seen) < 10_000:
             self._seen.add(name)
         self._broken += broken
-        self._block, self._placed, self._framed = Block(name), False, False
+        self._block, self._placed, self._framed = FailureText(name), False, False
         self._block.file = self._file
 
-    def _told(self, block: Block, line: str) -> None:
+    def _told(self, block: FailureText, line: str) -> None:
         block.excerpt.add(line[4:] if line.startswith("    ") else line)
         if (parse := _PARSE.match(line)) is not None:
             block.message, block.line, self._placed = f"SyntaxError: {parse[2]}", int(parse[3]), True
@@ -116,7 +116,7 @@ class Vitest:
 
     def __init__(self) -> None:
         self._found = Findings("vitest", complete=False)
-        self._block: Block | None = None
+        self._block: FailureText | None = None
         self._placed = self._failing = self._counted = False
         self._tests = Tests()
         self._broken = 0
@@ -131,7 +131,7 @@ class Vitest:
         elif self._failing and (fail := _FAIL.match(line)) is not None:
             self._close()
             self._broken += fail[2] is None
-            self._block, self._placed = Block(f"{fail[1]} > {fail[2]}" if fail[2] else fail[1]), False
+            self._block, self._placed = FailureText(f"{fail[1]} > {fail[2]}" if fail[2] else fail[1]), False
             self._block.file = fail[1]
         elif line.startswith("⎯⎯⎯⎯"):
             self._close()
@@ -152,7 +152,7 @@ class Vitest:
         elif what == "Errors":
             self._broken += count["error"] + count["errors"]
 
-    def _told(self, block: Block, line: str) -> None:
+    def _told(self, block: FailureText, line: str) -> None:
         block.excerpt.add(line)
         if (where := _WHERE.match(line)) is not None:
             if not self._placed and "node_modules" not in where[1]:

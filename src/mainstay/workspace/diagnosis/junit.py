@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from xml.parsers import expat
 
-from mainstay.workspace.diagnosis.report import LONGEST_EXCERPT, Failure, Findings, Tests
+from mainstay.workspace.diagnosis.report import LONGEST_EXCERPT, FailedTest, Findings, Tests
 
 MOST_BYTES = 64 * 1024 * 1024
 DEEPEST = 64
@@ -100,7 +100,7 @@ class JUnit:
                 self._found.add_failure(self._failure(self._case))
             self._case, self._kind = {}, ""
 
-    def _failure(self, case: dict[str, str]) -> Failure:
+    def _failure(self, case: dict[str, str]) -> FailedTest:
         name = "::".join(part for part in (case.get("classname", ""), case.get("name", "")) if part)
         text, line = case.get("text", ""), case.get("line", "")
         file = case.get("file")
@@ -110,4 +110,4 @@ class JUnit:
             file, at = places[-1]
             number = int(at[:9])
         message = self._message or text.strip().split("\n", 1)[0]
-        return Failure(name or "?", message, file, number, text)
+        return FailedTest(name or "?", message, file, number, text)

@@ -6,7 +6,7 @@ import json
 import re
 from typing import Any
 
-from mainstay.workspace.diagnosis.report import Block, Diagnostic, Failure, Findings, Tests, diagnostic
+from mainstay.workspace.diagnosis.report import Diagnostic, FailedTest, FailureText, Findings, Tests, diagnostic
 
 # ---------------------------------------------------------------------- go
 
@@ -25,9 +25,9 @@ class Go:
 
     def __init__(self) -> None:
         self._found = Findings("go")
-        self._running: dict[str, Block] = {}
-        self._current: Block | None = None
-        self._failed: list[Block] = []
+        self._running: dict[str, FailureText] = {}
+        self._current: FailureText | None = None
+        self._failed: list[FailureText] = []
         self._counts = {"PASS": 0, "FAIL": 0, "SKIP": 0}
         self._errors = 0
         self._verbose = self._json = False
@@ -85,7 +85,7 @@ class Go:
         if how == "FAIL":
             if broken or not self._failed:
                 self._errors += 1
-                self._found.add_failure(_broken(package) if broken else Block(package).failure)
+                self._found.add_failure(_broken(package) if broken else FailureText(package).failure)
             self._close(package)
         self._running.clear()
         self._failed.clear()
@@ -100,10 +100,10 @@ class Go:
             self._found.add_failure(block.failure)
         self._failed.clear()
 
-    def _block(self, name: str) -> Block:
+    def _block(self, name: str) -> FailureText:
         found = self._running.get(name)
         if found is None:
-            found = Block(name)
+            found = FailureText(name)
             if len(self._running) < MOST_RUNNING:
                 self._running[name] = found
         return found
@@ -125,7 +125,9 @@ class Go:
                 self._open.discard(package)
                 if action == "fail" and package not in self._packages:
                     self._errors += 1
-                    self._found.add_failure(_broken(package) if "FailedBuild" in event else Block(package).failure)
+                    self._found.add_failure(
+                        _broken(package) if "FailedBuild" in event else FailureText(package).failure
+                    )
         else:
             self._test_event(action, package, f"{package}.{test}", output)
 
@@ -138,7 +140,7 @@ class Go:
             self._running.pop(name, None)
         elif action == "fail":
             self._counts["FAIL"] += 1
-            block = self._running.pop(name, None) or Block(name)
+            block = self._running.pop(name, None) or FailureText(name)
             if len(self._packages) < MOST_RUNNING:
                 self._packages.add(package)
             if block.message or not any(each.name.startswith(f"{name}/") for each in self._found.failures):
@@ -166,13 +168,13 @@ def _event(line: str) -> dict[str, Any] | None:
     return event if isinstance(event, dict) and isinstance(event.get("Action"), str) else None
 
 
-def _broken(package: str) -> Failure:
-    block = Block(package)
+def _broken(package: str) -> FailedTest:
+    block = FailureText(package)
     block.message = "it does not build"
     return block.failure
 
 
-def _say(block: Block, line: str) -> None:
+def _say(block: FailureText, line: str) -> None:
     block.excerpt.add(line)
     if not block.message and (logged := _LOGGED.match(line)) is not None:
         block.file, block.line, block.message = logged[1], int(logged[2]), logged[3]
@@ -208,8 +210,8 @@ class Cargo:
         self._found = Findings("cargo")
         self._began = self._ended = 0
         self._passed = self._failed = self._ignored = 0
-        self._blocks: dict[str, Block] = {}
-        self._block: Block | None = None
+        self._blocks: dict[str, FailureText] = {}
+        self._block: FailureText | None = None
         self._awaited = False
         self._head: re.Match[str] | None = None
         self._built = False
@@ -229,9 +231,9 @@ class Cargo:
             self._ignored += int(result[3])
         elif self._began and (test := _TEST.match(line)) is not None:
             if test[2] == "FAILED" and len(self._blocks) < MOST_RUNNING:
-                self._blocks[test[1]] = Block(test[1])
+                self._blocks[test[1]] = FailureText(test[1])
         elif self._began and (begun := _STDOUT.match(line)) is not None:
-            self._block, self._awaited = self._blocks.setdefault(begun[1], Block(begun[1])), False
+            self._block, self._awaited = self._blocks.setdefault(begun[1], FailureText(begun[1])), False
         elif line == "failures:":
             self._block = None
         elif self._block is not None:
@@ -239,7 +241,7 @@ class Cargo:
         else:
             self._compiled(line)
 
-    def _told(self, block: Block, line: str) -> None:
+    def _told(self, block: FailureText, line: str) -> None:
         block.excerpt.add(line)
         if self._awaited:
             block.message, self._awaited = line, False

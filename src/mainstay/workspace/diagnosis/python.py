@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 
-from mainstay.workspace.diagnosis.report import Block, Findings, Tests, diagnostic
+from mainstay.workspace.diagnosis.report import FailureText, Findings, Tests, diagnostic
 
 # ---------------------------------------------------------------------- pytest
 
@@ -26,9 +26,9 @@ class Pytest:
     def __init__(self) -> None:
         self._found = Findings("pytest", complete=False)
         self._section = ""
-        self._block: Block | None = None
+        self._block: FailureText | None = None
         self._captured = self._syntax = False
-        self._blocks: list[Block] = []
+        self._blocks: list[FailureText] = []
 
     @property
     def open(self) -> bool:
@@ -74,7 +74,7 @@ class Pytest:
         title = _TITLE.match(line)
         if title is not None and title[1].strip("_ "):
             self._captured = self._syntax = False
-            self._block = Block(_AT.sub("", title[1]))
+            self._block = FailureText(_AT.sub("", title[1]))
             if len(self._blocks) < 1000:
                 self._blocks.append(self._block)
             else:
@@ -93,7 +93,7 @@ class Pytest:
         elif (place := _PLACE.match(line)) is not None:
             block.found_at(place[1], place[2])
 
-    def _raised(self, block: Block, text: str) -> None:
+    def _raised(self, block: FailureText, text: str) -> None:
         if (frame := _FRAME.match(f" {text}")) is not None:  # the place of a syntax error, which is told at its end
             block.file, block.line, block.message = frame[1], int(frame[2]), ""
             self._syntax = True
@@ -114,7 +114,7 @@ class Pytest:
         if len(self._blocks) >= 1000:
             self._found.truncated = True
             return
-        block = Block(node)
+        block = FailureText(node)
         block.message, block.file = message, node.split("::", 1)[0]
         self._blocks.append(block)
 
@@ -139,7 +139,7 @@ class Unittest:
     def __init__(self) -> None:
         self._found = Findings("unittest", complete=False)
         self._ruled = self._expected = False
-        self._block: Block | None = None
+        self._block: FailureText | None = None
         self._failed: set[str] = set()
         self._ran: int | None = None
 
@@ -153,7 +153,7 @@ class Unittest:
             self._ruled = True
             return
         if self._ruled and (failed := _FAILED_TEST.match(line)) is not None:
-            self._block = Block(self._named(failed[2]))
+            self._block = FailureText(self._named(failed[2]))
             self._found.recognised = True
         elif (ran := _RAN.match(line)) is not None:
             self._close()
@@ -175,7 +175,7 @@ class Unittest:
             self._failed.add(full)
         return full + more
 
-    def _told(self, block: Block, line: str) -> None:
+    def _told(self, block: FailureText, line: str) -> None:
         if line.startswith("-" * 70) and not line.strip("-"):
             return
         block.excerpt.add(line)

@@ -14,7 +14,7 @@ from typing import Literal, Protocol, TypeAlias
 from msgspec import Struct
 
 Severity: TypeAlias = Literal["error", "warning", "note", "help"]
-Verdict: TypeAlias = Literal["passed", "failed", "incomplete", "unclear", "unknown"]
+TestVerdict: TypeAlias = Literal["passed", "failed", "incomplete", "unclear", "unknown"]
 """What became of a run: it passed or failed; it was cut before its end, so that what is not told about is not known;
 its exit code and its output contradict each other, which the note says; or nothing of its output was understood, and
 its code alone does not make it pass."""
@@ -35,7 +35,7 @@ class Tests(Struct, frozen=True, gc=False, omit_defaults=True):
     errors: int | None = None
 
 
-class Failure(Struct, frozen=True, gc=False, omit_defaults=True):
+class FailedTest(Struct, frozen=True, gc=False, omit_defaults=True):
     """A test that failed. `file` and `line` are as the tool printed them: where it raised, if that is told."""
 
     name: str
@@ -64,15 +64,15 @@ class Diagnosis(Struct, frozen=True, gc=False, omit_defaults=True):
     """
 
     tool: str
-    verdict: Verdict
+    verdict: TestVerdict
     tests: Tests | None = None
-    failures: tuple[Failure, ...] = ()
+    failures: tuple[FailedTest, ...] = ()
     diagnostics: tuple[Diagnostic, ...] = ()
     truncated: bool = False
     note: str = ""
 
 
-class Ending(Struct, frozen=True, gc=False):
+class CommandEnd(Struct, frozen=True, gc=False):
     """How the command ended. `exit_code` is None if it did not end by itself; `whole`: all of its output is there."""
 
     exit_code: int | None
@@ -98,7 +98,7 @@ class Excerpt:
         return "\n".join(self._lines).strip("\n")
 
 
-class Block:
+class FailureText:
     """What is told about one failed test."""
 
     __slots__ = ("excerpt", "file", "line", "message", "name")
@@ -115,8 +115,8 @@ class Block:
             self.file, self.line = file, int(line)
 
     @property
-    def failure(self) -> Failure:
-        return Failure(self.name, self.message, self.file, self.line, self.excerpt.text)
+    def failure(self) -> FailedTest:
+        return FailedTest(self.name, self.message, self.file, self.line, self.excerpt.text)
 
 
 @dataclass(slots=True)
@@ -126,20 +126,20 @@ class Findings:
     tool: str
     tests: Tests | None = None
     complete: bool | None = None
-    failures: list[Failure] = field(default_factory=list)
+    failures: list[FailedTest] = field(default_factory=list)
     diagnostics: list[Diagnostic] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     truncated: bool = False
     recognised: bool = False
     errors: int = 0
 
-    def add_failure(self, failure: Failure) -> None:
+    def add_failure(self, failure: FailedTest) -> None:
         self.recognised = True
         if len(self.failures) >= MOST_FAILURES:
             self.truncated = True
             return
         self.failures.append(
-            Failure(
+            FailedTest(
                 failure.name[:LONGEST_NAME],
                 failure.message[:LONGEST_MESSAGE],
                 failure.file,
@@ -185,7 +185,7 @@ class Reader(Protocol):
     def findings(self) -> Findings: ...
 
 
-def judge(found: list[Findings], ending: Ending) -> Diagnosis | None:
+def judge(found: list[Findings], ending: CommandEnd) -> Diagnosis | None:
     """What all readers found together, and what becomes of it by the way in which the command ended. None if no reader
     recognised anything."""
     found = [each for each in found if each.recognised]
@@ -199,7 +199,7 @@ def judge(found: list[Findings], ending: Ending) -> Diagnosis | None:
     cut = any(each.complete is False for each in found)
     none_ran = tests is not None and (tests.passed, bad) == (0, 0)
     none_found = tests is not None and none_ran and not tests.skipped
-    verdict: Verdict
+    verdict: TestVerdict
     if ending.exit_code is None or not ending.whole:
         verdict = "incomplete"
         notes.append(
@@ -236,7 +236,7 @@ def judge(found: list[Findings], ending: Ending) -> Diagnosis | None:
     )
 
 
-def unread_verdict(ending: Ending) -> Verdict:
+def unread_verdict(ending: CommandEnd) -> TestVerdict:
     """What becomes of a run of which no reader recognised anything."""
     if ending.exit_code is None or not ending.whole:
         return "incomplete"
