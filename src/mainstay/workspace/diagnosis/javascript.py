@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 
-from mainstay.workspace.diagnosis.report import Diagnostic, FailureText, Findings, Tests, diagnostic
+from mainstay.workspace.diagnosis.report import Diagnostic, FailureReader, FailureText, Findings, Tests, diagnostic
 
 _SOURCE = r"[^\s:()]+\.(?:[cm]?[jt]sx?|vue|svelte)"
 _COUNT = re.compile(r"(\d+) ([a-z]+)")
@@ -27,20 +27,15 @@ BETWEEN = " \u203a "  # between the names of groups and tests
 BROKEN_SUITE = "Test suite failed to run"
 
 
-class Jest:
+class Jest(FailureReader):
     """A failure is a block below its file. In a large run all of them are told again at the end."""
 
     def __init__(self) -> None:
-        self._found = Findings("jest", complete=False)
+        super().__init__("jest")
         self._file = ""
-        self._block: FailureText | None = None
         self._placed = self._framed = False
         self._seen: set[str] = set()
         self._broken = 0
-
-    @property
-    def open(self) -> bool:
-        return self._block is not None
 
     def feed(self, line: str) -> None:
         if (file := _FILE.match(line)) is not None:
@@ -54,7 +49,7 @@ class Jest:
             self._ended(_counted(tests[1]))
         elif _SUITES.match(line):
             self._close()
-            self._found.recognised = True
+            self._found.recognise()
         elif self._block is not None:
             if line and not line.startswith(" "):
                 self._close()
@@ -62,7 +57,7 @@ class Jest:
                 self._told(self._block, line)
 
     def _begin(self, title: str) -> None:
-        self._found.recognised = True
+        self._found.recognise()
         broken = title == BROKEN_SUITE
         name = self._file if broken else " > ".join((self._file, *title.split(BETWEEN)))
         if title == "Console" or name in self._seen:
@@ -71,34 +66,27 @@ class Jest:
             self._seen.add(name)
         self._broken += broken
         self._block, self._placed, self._framed = FailureText(name), False, False
-        self._block.file = self._file
+        self._block.set_place(self._file)
 
     def _told(self, block: FailureText, line: str) -> None:
         block.excerpt.add(line[4:] if line.startswith("    ") else line)
         if (parse := _PARSE.match(line)) is not None:
-            block.message, block.line, self._placed = f"SyntaxError: {parse[2]}", int(parse[3]), True
+            block.set_message(f"SyntaxError: {parse[2]}")
+            block.set_place(block.file, parse[3])
+            self._placed = True
         elif _CODE.match(line):
             self._framed = True
         elif (stack := _STACK.match(line)) is not None:
             if not self._placed and "node_modules" not in stack[1]:
-                block.file, block.line, self._placed = stack[1], int(stack[2]), True
+                block.set_place(stack[1], stack[2])
+                self._placed = True
         elif line.strip() and not self._framed and not self._placed and len(block.message) < 500:
-            block.message += ("; " if block.message else "") + line.strip()
-
-    def _close(self) -> None:
-        if self._block is not None:
-            self._found.add_failure(self._block.failure)
-        self._block = None
+            block.set_message("; ".join(filter(None, (block.message, line.strip()))))
 
     def _ended(self, count: Counter[str]) -> None:
-        self._found.recognised = self._found.complete = True
-        self._found.tests = Tests(
-            count["passed"], count["failed"], count["skipped"] + count["todo"] + count["pending"], self._broken
-        )
-
-    def findings(self) -> Findings:
-        self._close()
-        return self._found
+        self._found.recognise()
+        skipped = count["skipped"] + count["todo"] + count["pending"]
+        self._found.summarise(Tests(count["passed"], count["failed"], skipped, self._broken))
 
 
 # ---------------------------------------------------------------------- vitest
@@ -111,38 +99,34 @@ _WHERE = re.compile(rf"^ +\u276f (?:.* )?({_SOURCE}):(\d+):\d+$")
 _DURATION = re.compile(r"^ *Duration +\d")
 
 
-class Vitest:
+class Vitest(FailureReader):
     """Counts are on stdout, failures on stderr."""
 
     def __init__(self) -> None:
-        self._found = Findings("vitest", complete=False)
-        self._block: FailureText | None = None
+        super().__init__("vitest")
         self._placed = self._failing = self._counted = False
         self._tests = Tests()
         self._broken = 0
 
-    @property
-    def open(self) -> bool:
-        return self._block is not None
-
     def feed(self, line: str) -> None:
         if _FAILED_HEAD.match(line):
-            self._found.recognised = self._failing = True
+            self._found.recognise()
+            self._failing = True
         elif self._failing and (fail := _FAIL.match(line)) is not None:
             self._close()
             self._broken += fail[2] is None
             self._block, self._placed = FailureText(f"{fail[1]} > {fail[2]}" if fail[2] else fail[1]), False
-            self._block.file = fail[1]
+            self._block.set_place(fail[1])
         elif line.startswith("⎯⎯⎯⎯"):
             self._close()
         elif self._block is not None:
             self._told(self._block, line)
         elif _RUN.match(line):
-            self._found.recognised = True
+            self._found.recognise()
         elif self._found.recognised and (summary := _SUMMARY.match(line)) is not None:
             self._summed(summary[1], summary[2])
         elif self._counted and _DURATION.match(line):
-            self._found.complete = True
+            self._found.summarise()
 
     def _summed(self, what: str, text: str) -> None:
         count = _counted(text.rsplit("(", 1)[0])
@@ -156,20 +140,17 @@ class Vitest:
         block.excerpt.add(line)
         if (where := _WHERE.match(line)) is not None:
             if not self._placed and "node_modules" not in where[1]:
-                block.file, block.line, self._placed = where[1], int(where[2]), True
+                block.set_place(where[1], where[2])
+                self._placed = True
         elif not block.message:
-            block.message = line.strip()
-
-    def _close(self) -> None:
-        if self._block is not None:
-            self._found.add_failure(self._block.failure)
-        self._block = None
+            block.set_message(line.strip())
 
     def findings(self) -> Findings:
         self._close()
         if self._counted:
             counts = self._tests
-            self._found.tests = Tests(counts.passed, counts.failed, counts.skipped, self._broken)
+            tests = Tests(counts.passed, counts.failed, counts.skipped, self._broken)
+            self._found.summarise(tests, bool(self._found.complete))
         return self._found
 
 

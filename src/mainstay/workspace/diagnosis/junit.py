@@ -59,12 +59,13 @@ class JUnit:
         if not self._stopped:
             try:
                 self._parser.Parse(b"", True)
-                self._found.complete = self._found.recognised
+                self._found.summarise(complete=self._found.recognised)
             except expat.ExpatError as error:
                 self._stop(f"the report is not whole: {error}")
         if self._found.recognised:
             count = self._counts
-            self._found.tests = Tests(count["passed"], count["failure"], count["skipped"], count["error"])
+            tests = Tests(count["passed"], count["failure"], count["skipped"], count["error"])
+            self._found.summarise(tests, bool(self._found.complete))
         return self._found
 
     def _stop(self, why: str) -> None:
@@ -79,7 +80,7 @@ class JUnit:
         if self._depth > DEEPEST:
             raise _Refused("the report is nested too deeply")
         if name in ("testsuites", "testsuite"):
-            self._found.recognised = True
+            self._found.recognise()
         elif name == "testcase":
             self._case, self._kind, self._message = attributes, "passed", ""
         elif self._case and name in ("failure", "error", "skipped") and self._kind in ("passed", "skipped"):

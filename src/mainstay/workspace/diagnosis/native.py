@@ -96,7 +96,8 @@ class Go:
         for block in self._failed:
             if not block.message and any(name.startswith(f"{block.name}/") for name in names):
                 continue  # only its subtests say something
-            block.name = f"{package}.{block.name}" if package else block.name
+            if package:
+                block.set_full_name(f"{package}.{block.name}")
             self._found.add_failure(block.failure)
         self._failed.clear()
 
@@ -113,7 +114,8 @@ class Go:
     def _happened(self, event: dict[str, Any]) -> None:
         action, package = event["Action"], str(event.get("Package", ""))
         test, output = event.get("Test"), str(event.get("Output", "")).rstrip("\n")
-        self._found.recognised = self._tested = True
+        self._found.recognise()
+        self._tested = True
         if action == "build-output":
             if (build := _BUILD.match(output)) is not None:
                 self._found.add_diagnostic(diagnostic(build, build["message"]))
@@ -150,13 +152,11 @@ class Go:
         cut = bool(self._open) if self._json else bool(self._failed or self._running)
         self._close("")
         if self._tested:
-            self._found.recognised = True
-            self._found.complete = not cut
+            self._found.recognise()
             count = self._counts
             known = self._verbose
-            self._found.tests = Tests(
-                count["PASS"] if known else None, count["FAIL"], count["SKIP"] if known else None, self._errors
-            )
+            passed, skipped = (count["PASS"], count["SKIP"]) if known else (None, None)
+            self._found.summarise(Tests(passed, count["FAIL"], skipped, self._errors), not cut)
         return self._found
 
 
@@ -170,18 +170,19 @@ def _event(line: str) -> dict[str, Any] | None:
 
 def _broken(package: str) -> FailedTest:
     block = FailureText(package)
-    block.message = "it does not build"
+    block.set_message("it does not build")
     return block.failure
 
 
 def _say(block: FailureText, line: str) -> None:
     block.excerpt.add(line)
     if not block.message and (logged := _LOGGED.match(line)) is not None:
-        block.file, block.line, block.message = logged[1], int(logged[2]), logged[3]
+        block.set_place(logged[1], logged[2])
+        block.set_message(logged[3])
     elif not block.message and line.startswith("panic: "):
-        block.message = line
+        block.set_message(line)
     elif block.file is None and (frame := _FRAME.match(line)) is not None and not _LIBRARY.search(frame[1]):
-        block.file, block.line = frame[1], int(frame[2])
+        block.set_place(frame[1], frame[2])
 
 
 # ---------------------------------------------------------------------- cargo, rustc
@@ -223,7 +224,7 @@ class Cargo:
     def feed(self, line: str) -> None:
         if _RUNNING.match(line):
             self._began += 1
-            self._found.recognised = True
+            self._found.recognise()
         elif (result := _RESULT.match(line)) is not None:
             self._close()
             self._ended += 1
@@ -244,16 +245,19 @@ class Cargo:
     def _told(self, block: FailureText, line: str) -> None:
         block.excerpt.add(line)
         if self._awaited:
-            block.message, self._awaited = line, False
+            block.set_message(line)
+            self._awaited = False
         elif block.line is not None:
             pass
         elif (panic := _PANIC.search(line)) is not None:
-            block.file, block.line, self._awaited = panic[1], int(panic[2]), True
+            block.set_place(panic[1], panic[2])
+            self._awaited = True
         elif (old := _OLD_PANIC.search(line)) is not None:
-            block.message, block.file, block.line = old[1], old[2], int(old[3])
+            block.set_message(old[1])
+            block.set_place(old[2], old[3])
         elif (calm := _NO_PANIC.match(line)) is not None:
-            block.message, block.file = calm[1], calm[2]
-            block.line = int(calm[3]) if calm[3] else None
+            block.set_message(calm[1])
+            block.set_place(calm[2], calm[3])
 
     def _compiled(self, line: str) -> None:
         if (short := _SHORT.match(line)) is not None:
@@ -298,9 +302,9 @@ class Cargo:
         self._close()
         self._close_head()
         if self._began:
-            whole = self._found.complete = self._began == self._ended
+            whole = self._began == self._ended
             failed = self._failed if whole else max(self._failed, len(self._found.failures))
-            self._found.tests = Tests(self._passed, failed, self._ignored, 0)
+            self._found.summarise(Tests(self._passed, failed, self._ignored, 0), whole)
         return self._found
 
 

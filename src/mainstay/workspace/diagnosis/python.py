@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 
-from mainstay.workspace.diagnosis.report import FailureText, Findings, Tests, diagnostic
+from mainstay.workspace.diagnosis.report import FailureReader, FailureText, Findings, Tests, diagnostic
 
 # ---------------------------------------------------------------------- pytest
 
@@ -49,7 +49,7 @@ class Pytest:
     def _bar(self, title: str) -> bool:
         """A line between `=` signs. It may be the output of a test: the last one counts."""
         if title in ("FAILURES", "ERRORS", "short test summary info", "test session starts"):
-            self._found.recognised = True
+            self._found.recognise()
             self._section = {"short test summary info": "summary", "test session starts": ""}.get(title, title)
             self._block = None
             return True
@@ -61,12 +61,14 @@ class Pytest:
         by_word = Counter[str]()
         for number, word in _COUNT.findall(counts[1]):
             by_word[word.strip()] += int(number)
-        self._found.recognised = self._found.complete = True
-        self._found.tests = Tests(
-            by_word["passed"] + by_word["xpassed"],
-            by_word["failed"],
-            by_word["skipped"] + by_word["xfailed"],
-            by_word["error"] + by_word["errors"],
+        self._found.recognise()
+        self._found.summarise(
+            Tests(
+                by_word["passed"] + by_word["xpassed"],
+                by_word["failed"],
+                by_word["skipped"] + by_word["xfailed"],
+                by_word["error"] + by_word["errors"],
+            )
         )
         return True
 
@@ -78,7 +80,7 @@ class Pytest:
             if len(self._blocks) < 1000:
                 self._blocks.append(self._block)
             else:
-                self._found.truncated = True
+                self._found.cut_off()
             return
         block = self._block
         if block is None:
@@ -95,27 +97,28 @@ class Pytest:
 
     def _raised(self, block: FailureText, text: str) -> None:
         if (frame := _FRAME.match(f" {text}")) is not None:  # the place of a syntax error, which is told at its end
-            block.file, block.line, block.message = frame[1], int(frame[2]), ""
+            block.set_place(frame[1], frame[2])
+            block.set_message("")
             self._syntax = True
         elif self._syntax:
             if _ERROR.match(text):
-                block.message, self._syntax = text, False
+                block.set_message(text)
+                self._syntax = False
         elif not block.message:
-            block.message = text
+            block.set_message(text)
 
     def _listed(self, node: str, message: str) -> None:
         """A line of the short summary: it names the test in full."""
         name = node.split("::", 1)[1].replace("::", ".") if "::" in node else node
         for block in self._blocks:
             if block.name == name:
-                block.name, block.message = node, block.message or message
-                block.file = block.file or node.split("::", 1)[0]
+                block.set_full_name(node, node.split("::", 1)[0], message)
                 return
         if len(self._blocks) >= 1000:
-            self._found.truncated = True
+            self._found.cut_off()
             return
         block = FailureText(node)
-        block.message, block.file = message, node.split("::", 1)[0]
+        block.set_full_name(node, node.split("::", 1)[0], message)
         self._blocks.append(block)
 
     def findings(self) -> Findings:
@@ -133,19 +136,18 @@ _TEST_ID = re.compile(r"^(\S+) \(([\w.]+)\)(.*)$")
 _CLASS_LEVEL = ("setUpClass ", "tearDownClass ", "setUpModule ", "tearDownModule ")
 
 
-class Unittest:
+class Unittest(FailureReader):
     """Also Django's runner, which prints the same."""
 
     def __init__(self) -> None:
-        self._found = Findings("unittest", complete=False)
+        super().__init__("unittest")
         self._ruled = self._expected = False
-        self._block: FailureText | None = None
         self._failed: set[str] = set()
         self._ran: int | None = None
 
     @property
     def open(self) -> bool:
-        return self._ruled or self._block is not None or self._ran is not None
+        return self._ruled or super().open or self._ran is not None
 
     def feed(self, line: str) -> None:
         if line.startswith("=" * 70) and not line.strip("="):
@@ -154,10 +156,11 @@ class Unittest:
             return
         if self._ruled and (failed := _FAILED_TEST.match(line)) is not None:
             self._block = FailureText(self._named(failed[2]))
-            self._found.recognised = True
+            self._found.recognise()
         elif (ran := _RAN.match(line)) is not None:
             self._close()
-            self._found.recognised, self._ran = True, int(ran[1])
+            self._found.recognise()
+            self._ran = int(ran[1])
         elif self._ran is not None and (result := _RESULT.match(line)) is not None:
             self._ended(self._ran, result[2] or "")
         elif self._block is not None:
@@ -183,12 +186,8 @@ class Unittest:
             block.found_at(frame[1], frame[2])
             self._expected = True
         elif self._expected and line and not line.startswith(" "):
-            block.message, self._expected = line, False
-
-    def _close(self) -> None:
-        if self._block is not None:
-            self._found.add_failure(self._block.failure)
-        self._block = None
+            block.set_message(line)
+            self._expected = False
 
     def _ended(self, ran: int, counts: str) -> None:
         by_word = {word: int(number) for word, number in re.findall(r"([a-z ]+?)=(\d+)", counts)}
@@ -196,18 +195,13 @@ class Unittest:
         skipped = given.get("skipped", 0) + given.get("expected failures", 0)
         # A test with subtests may fail several times, and a class that cannot be set up is no test.
         failed = len(self._failed) + given.get("unexpected successes", 0)
-        self._found.complete = True
-        self._found.tests = Tests(
-            max(0, ran - failed - skipped),
-            given.get("failures", 0) + given.get("unexpected successes", 0),
-            skipped,
-            given.get("errors", 0),
+        unexpected = given.get("unexpected successes", 0)
+        self._found.summarise(
+            Tests(
+                max(0, ran - failed - skipped), given.get("failures", 0) + unexpected, skipped, given.get("errors", 0)
+            )
         )
         self._ran = None
-
-    def findings(self) -> Findings:
-        self._close()
-        return self._found
 
 
 # ---------------------------------------------------------------------- mypy
@@ -235,7 +229,7 @@ class Mypy:
             self._open = told, told["message"].strip()
         elif _MYPY_END.match(line):
             self._close()
-            self._found.recognised = True
+            self._found.recognise()
         elif self._open is not None:
             told, message = self._open
             if line and not line.startswith(" ") and told["severity"] == "error" and _MYPY_CODE.match(message) is None:
@@ -284,7 +278,7 @@ class Ruff:
             if (head := _RUFF_HEAD.match(self._before)) is not None and (head[2] or head[1][0].isupper()):
                 self._found.add_diagnostic(diagnostic(place, head[3], head[1]))
         elif _RUFF_END.match(line):
-            self._found.recognised = True
+            self._found.recognise()
         self._before = line
 
     def findings(self) -> Findings:

@@ -112,7 +112,17 @@ class FailureText:
         """The last place of the project that is told about; one of a library only if there is no other."""
         outside = file.startswith(("..", "<")) or "site-packages" in file or "/lib/python" in file
         if self.file is None or not outside:
-            self.file, self.line = file, int(line)
+            self.set_place(file, line)
+
+    def set_place(self, file: str | None, line: str | None = None) -> None:
+        self.file, self.line = file, None if line is None else int(line)
+
+    def set_message(self, message: str) -> None:
+        self.message = message
+
+    def set_full_name(self, name: str, file: str | None = None, message: str = "") -> None:
+        """A summary names it in full, and may tell what was not told before."""
+        self.name, self.file, self.message = name, self.file or file, self.message or message
 
     @property
     def failure(self) -> FailedTest:
@@ -132,6 +142,19 @@ class Findings:
     truncated: bool = False
     recognised: bool = False
     errors: int = 0
+
+    def recognise(self) -> None:
+        """A line is this tool's for certain."""
+        self.recognised = True
+
+    def cut_off(self) -> None:
+        """There is more than is kept."""
+        self.truncated = True
+
+    def summarise(self, tests: Tests | None = None, complete: bool = True) -> None:
+        """The tool told about its end, with these counts where it has any."""
+        self.complete = complete
+        self.tests = self.tests if tests is None else tests
 
     def add_failure(self, failure: FailedTest) -> None:
         self.recognised = True
@@ -183,6 +206,28 @@ class Reader(Protocol):
     def feed(self, line: str) -> None: ...
 
     def findings(self) -> Findings: ...
+
+
+class FailureReader:
+    """What readers share that are told of one failed test after another: `_block` is the one at hand."""
+
+    def __init__(self, tool: str) -> None:
+        self._found = Findings(tool, complete=False)
+        self._block: FailureText | None = None
+
+    @property
+    def open(self) -> bool:
+        return self._block is not None
+
+    def _close(self) -> None:
+        """Nothing more is told of the failed test at hand."""
+        if self._block is not None:
+            self._found.add_failure(self._block.failure)
+        self._block = None
+
+    def findings(self) -> Findings:
+        self._close()
+        return self._found
 
 
 def judge(found: list[Findings], ending: CommandEnd) -> Diagnosis | None:
