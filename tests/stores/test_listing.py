@@ -16,7 +16,7 @@ from mainstay.model.write import Accept, Configure, Delete, SessionFilter
 from mainstay.ports.store import Store
 from mainstay.stores.memory import MemoryStore
 from mainstay.stores.sqlite import SqliteStore
-from mainstay.stores.sqlite.records import SESSION_ROW, session_filter
+from mainstay.stores.sqlite.records import find_sessions, session_row
 
 PERIOD = 8192
 """Milliseconds within which listings are not in order of the index."""
@@ -105,6 +105,11 @@ async def test_deep_check_names_a_session_that_is_listed_elsewhere(tmp_path: Pat
 MANY = 5_000
 
 
+def whom(n: int) -> dict[str, str | int | float | bool]:
+    """All of one app, four in five of the newest half of one tenant, the oldest half of another, and ten of a user."""
+    return {"app": "shop", "tenant": n % 5 and 1 if n >= MANY // 2 else 2, "user": n % (MANY // 10)}
+
+
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A file with many sessions, five a second, of which a few have an agent of their own."""
@@ -112,7 +117,12 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     async def make() -> None:
         async with opened(SqliteStore(path)) as store:
-            writes = [Configure(f"s-{n}", "a" if n % 250 else "rare", b"", n * 200) for n in range(MANY)]
+            writes = [
+                Configure(
+                    f"s-{n}", "a" if n % 250 else "rare", dump_settings(Settings(metadata=whom(n))), n * PERIOD // 40
+                )
+                for n in range(MANY)
+            ]
             for begin in range(0, MANY, 500):
                 await asyncio.gather(*[store.write(write) for write in writes[begin : begin + 500]])
 
@@ -132,6 +142,13 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
         # These read all of the index, and none of the rows that they do not list: some steps for each session.
         ({"agent": "rare"}, 12 * MANY // 1000),
         ({"prefix": "s-499"}, 12 * MANY // 1000),
+        ({"metadata": (("user", "7"),)}, 3),
+        ({"metadata": (("app", '"shop"'), ("user", "7"), ("tenant", "1"))}, 45),
+        # A label that most sessions have is counted up to a point, and then the newest of them fill the page.
+        ({"metadata": (("app", '"shop"'),)}, 45),
+        ({"metadata": (("app", '"shop"'),), "state": "idle", "limit": 20}, 45),
+        ({"metadata": (("app", '"shop"'),), "state": "parked"}, 1),
+        ({"metadata": (("app", '"shop"'),), "after": (MANY * 100, 5)}, 45),
     ],
     ids=str,
 )
@@ -145,10 +162,48 @@ def test_a_page_of_a_large_store_takes_few_steps_of_the_database(
         steps += 1
         return 0
 
-    rest, args = session_filter(SessionFilter(**wanted))
     with contextlib.closing(sqlite3.connect(large)) as connection:
         connection.set_progress_handler(count, 1000)
-        found = connection.execute(f"SELECT {SESSION_ROW} FROM {rest}", args).fetchall()
+        found = find_sessions(connection, SessionFilter(**wanted))
 
-    assert bool(found) == (wanted != {"state": "parked"})
+    assert bool(found) == (wanted.get("state") != "parked")
     assert steps < thousands
+
+
+@pytest.mark.parametrize(
+    ("wanted", "expected"),
+    [
+        ({"metadata": (("app", '"shop"'),), "limit": 3}, [4999, 4998, 4997]),
+        ({"metadata": (("tenant", "1"),), "limit": 5}, [4999, 4998, 4997, 4996, 4994]),
+        ({"metadata": (("tenant", "2"),), "limit": 2}, [2499, 2498]),
+        ({"metadata": (("tenant", "2"), ("app", '"shop"')), "agent": "rare", "limit": 2}, [2250, 2000]),
+        ({"metadata": (("app", '"shop"'), ("user", "7")), "limit": 2}, [4507, 4007]),
+        (
+            {"metadata": (("app", '"shop"'), ("tenant", "2")), "since": 2400 * PERIOD // 40, "limit": 100},
+            range(2499, 2399, -1),
+        ),
+        ({"metadata": (("app", '"shop"'),), "after": (10 * PERIOD // 40, 11), "limit": 100}, range(9, -1, -1)),
+        ({"metadata": (("app", '"shop"'), ("tenant", "0")), "prefix": "s-499"}, [4995, 4990]),
+        ({"metadata": (("app", '"shop"'), ("tenant", "9"))}, []),
+    ],
+    ids=str,
+)
+def test_sessions_with_common_labels_are_listed_in_order(large: Path, wanted: dict[str, Any], expected: Any) -> None:
+    with contextlib.closing(sqlite3.connect(large)) as connection:
+        found = [row[1] for row in find_sessions(connection, SessionFilter(**wanted))]
+
+    assert found == [f"s-{n}" for n in expected]
+
+
+async def test_every_page_by_a_common_label_goes_on_where_the_last_one_ended(large: Path) -> None:
+    paged: list[str] = []
+    with contextlib.closing(sqlite3.connect(large)) as connection:
+        after = None
+        while found := find_sessions(
+            connection, SessionFilter(metadata=(("app", '"shop"'),), agent="a", limit=170, after=after)
+        ):
+            rows = [session_row(row) for row in found]
+            paged += [row.id for row in rows]
+            after = (rows[-1].updated, rows[-1].sid)
+
+    assert paged == [f"s-{n}" for n in range(MANY - 1, -1, -1) if n % 250]

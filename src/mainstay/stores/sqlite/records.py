@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from mainstay.model.ids import MAX_ORDINAL, MAX_TURN
 from mainstay.model.limit import Account, Reservation
@@ -400,27 +401,68 @@ def listed(updated: int, deleted: bool) -> int:
     return 0 if deleted else (updated >> 13) + 1
 
 
-def session_filter(wanted: SessionFilter) -> tuple[str, list[Any]]:
+FEW = 2_000
+"""Sessions that are read and sorted for one page, or looked through for it."""
+
+
+def find_sessions(live: sqlite3.Connection, wanted: SessionFilter) -> list[Any]:
+    """The rows of sessions.
+
+    Sessions with labels are found by the rarest of these, and sorted. Where even that one is common, so that sorting
+    would read much of the store, the newest sessions are looked through in order first: most pages are full by then.
+    """
+
+    def rows(label: tuple[str, str] | None, periods: tuple[int, int] | None = None) -> list[Any]:
+        rest, args = session_filter(wanted, label, periods)
+        return live.execute(f"SELECT {SESSION_ROW} FROM {rest}", args).fetchall()
+
+    if not wanted.metadata or wanted.state not in (None, "idle"):
+        return rows(None)
+    counts = [live.execute(COUNT_LABEL, (*label, FEW)).fetchone()[0] for label in wanted.metadata]
+    rarest = wanted.metadata[counts.index(min(counts))]
+    if min(counts) < FEW:
+        return rows(rarest)
+    first, last = _periods(wanted)
+    earlier = live.execute(PERIOD_OF_NTH, (first, last, FEW)).fetchone()
+    found = rows(None, (first if earlier is None else earlier[0], last))
+    if earlier is None or len(found) == wanted.limit:
+        return found
+    is_in_index = wanted.agent is not None or wanted.prefix != ""  # then few rows have to be read in order, too
+    return rows(None if is_in_index else rarest)
+
+
+def session_filter(
+    wanted: SessionFilter, label: tuple[str, str] | None = None, periods: tuple[int, int] | None = None
+) -> tuple[str, list[Any]]:
     """The rest of a SELECT from sessions, and its arguments.
 
     Numbers are sorted first, and whole rows with their settings read for those on the page: SQLite would read them for
-    all that are found. Those with a label are few, and so are those with an open turn. All others are read in order of
-    their periods until the page is full: only within a period are they sorted.
+    all that are found. Those with a rare `label` are few, and so are those with an open turn. All others are read in
+    order of their `periods` until the page is full: only within a period are they sorted.
     """
-    clauses, args = where(wanted, SESSION_COLUMNS)
+    others = tuple([each for each in wanted.metadata if each != label])
+    clauses, args = where(replace(wanted, metadata=others), SESSION_COLUMNS)
     order = "updated DESC, sid DESC"
-    if wanted.metadata:
-        source, first = "sessions NOT INDEXED WHERE deleted = 0", order
+    if label is not None:
+        labelled = "SELECT sid FROM labels WHERE key = ? AND value = ?"
+        source, first = f"sessions NOT INDEXED WHERE deleted = 0 AND sid IN ({labelled})", order
+        args = [*label, *args]
     elif wanted.state not in (None, "idle"):
         source, first = "sessions INDEXED BY sessions_open WHERE turn IS NOT NULL AND deleted = 0", order
     else:
-        times = [wanted.before, None if wanted.after is None else wanted.after[0]]
-        last = min([listed(at, False) for at in times if at is not None], default=listed(LATEST, False))
-        span = (listed(wanted.since or 0, False), last)
-        source = "sessions INDEXED BY sessions_listed WHERE listed BETWEEN {} AND {}".format(*span)
+        source = "sessions INDEXED BY sessions_listed WHERE listed BETWEEN {} AND {}".format(
+            *periods or _periods(wanted)
+        )
         first = f"listed DESC, {order}"
     page = f"SELECT sid FROM {' AND '.join([source, *clauses])} ORDER BY {first} LIMIT ?"
     return f"sessions WHERE sid IN ({page}) ORDER BY {order}", [*args, wanted.limit]
+
+
+def _periods(wanted: SessionFilter) -> tuple[int, int]:
+    """The first and the last period that what is wanted may have changed in."""
+    times = [wanted.before, None if wanted.after is None else wanted.after[0]]
+    last = min([listed(at, False) for at in times if at is not None], default=listed(LATEST, False))
+    return listed(wanted.since or 0, False), last
 
 
 def process_filter(wanted: ProcessFilter) -> tuple[str, list[Any]]:
@@ -434,9 +476,14 @@ def _asked(path: str) -> str:
     return f"coalesce(json_extract(CAST(substr({REGISTRATION}, 5) AS TEXT), '$.{path}'), '')"
 
 
+COUNT_LABEL = "SELECT count(*) FROM (SELECT 1 FROM labels WHERE key = ? AND value = ? LIMIT ?)"
+PERIOD_OF_NTH = (
+    "SELECT listed FROM sessions INDEXED BY sessions_listed WHERE listed BETWEEN ? AND ? "
+    "ORDER BY listed DESC LIMIT 1 OFFSET ?"
+)
 SESSION_COLUMNS = {
     **{name: name for name in ("agent", "state", "id", "updated")},
-    "labels": "sid IN (SELECT sid FROM labels WHERE key = ? AND value = ?)",
+    "labels": "EXISTS (SELECT 1 FROM labels WHERE key = ? AND value = ? AND labels.sid = sessions.sid)",
     "place": "(updated, sid)",
 }
 PROCESS_COLUMNS = {

@@ -185,9 +185,8 @@ class SqliteStore:
             return None if found is None else session_row(found)
 
     async def sessions(self, wanted: SessionFilter) -> list[SessionRow]:
-        rest, args = records.session_filter(wanted)
         with reading(self.path):
-            return [session_row(r) for r in self._live().execute(f"SELECT {records.SESSION_ROW} FROM {rest}", args)]
+            return [session_row(found) for found in records.find_sessions(self._live(), wanted)]
 
     async def open_sessions(self) -> list[SessionRow]:
         with reading(self.path):
