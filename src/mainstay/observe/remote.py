@@ -50,7 +50,9 @@ BUFFER = 1 << 18
 AT_ONCE = 64
 """Events of a session that are written at once; then it is seen whether the kernel takes more."""
 PACE = 0.008
-"""Seconds between two sendings of events to one reader."""
+"""Seconds between two sendings of events to one reader: what is published after them is sent with the event at hand."""
+LATEST = 0.012
+"""Seconds after a sending in which all is sent that was published since, also if nothing follows it."""
 STALLED = 30.0
 READERS = 512
 """Connections at a time. A Runtime needs one for all of its sessions."""
@@ -238,8 +240,9 @@ class _Connection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._subscriptions: dict[str, _Subscription] = {}
         self._waiting: dict[_Subscription, None] = {}
-        self._scheduled = self._full = self._known = False
+        self._full = self._known = False
         self._sent = 0.0
+        self._timer: asyncio.TimerHandle | None = None
         self._stalled: asyncio.TimerHandle | None = None
         self._transport: asyncio.Transport | None = None
 
@@ -258,8 +261,9 @@ class _Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
         self._server.connections.discard(self)
-        if self._stalled is not None:
-            self._stalled.cancel()
+        for timer in (self._timer, self._stalled):
+            if timer is not None:
+                timer.cancel()
         for subscription in self._subscriptions.values():
             subscription.end()
         self._subscriptions.clear()
@@ -329,18 +333,22 @@ class _Connection(asyncio.Protocol):
 
     def schedule(self, subscription: _Subscription) -> None:
         """A subscription has something new: it is sent at once, or with what comes within `PACE` of the last sending.
-        To wake another process costs more than everything else here, and a pass of the event loop nearly as much."""
+
+        To wake another process costs more than everything else here, and a pass of the event loop nearly as much. So
+        the timer is for the last of several events; while more come, the first one after `PACE` sends all, in its pass.
+        """
         self._waiting[subscription] = None
-        if self._scheduled or self._full:
+        if self._full:
             return
         if self._loop.time() >= self._sent + PACE:
             self._flush()
-        else:
-            self._scheduled = True
-            self._loop.call_at(self._sent + PACE, self._flush)
+        elif self._timer is None:
+            self._timer = self._loop.call_at(self._sent + LATEST, self._flush)
 
     def _flush(self) -> None:
-        self._scheduled = False
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         self._sent = self._loop.time()
         while self._waiting and not self._full:
             subscription, _ = self._waiting.popitem()
