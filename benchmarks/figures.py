@@ -54,6 +54,9 @@ TITLES = {
     "wht": "HTTP · a turn with one tool call, so two requests, against a model in the same process",
     "whb": "HTTP · building the next request of a session of 1,000 messages",
     "whi": "HTTP · importing a provider",
+    "wil": "Sessions · a page of those for one user, one tenant, both and nobody, and the latest, among 100,000",
+    "wir": "Types · a dataclass of a date and a Decimal, from the JSON of a record",
+    "wit": "Front ends · text from a worker to a reader in another process",
     "w8": "W8 · kill -9 with 200 turns in their second tool of three, then start again",
 }
 
@@ -224,6 +227,27 @@ FIGURES = (
     Figure("whb", "Bedrock", "bedrock.next_ms", cpu=True, floor=False, peers=()),
     Figure("whi", "CPU ms more than Mainstay alone", "import_ms", 80, cpu=True, floor=False, peers=()),
     Figure("whi", "CPU ms more at its first request", "first_ms", cpu=True, floor=False, peers=()),
+    Figure("wil", "the slowest of them, ms", "most_ms", 20, floor=False, peers=()),
+    Figure("wil", "twenty of a user, ms", "user_ms", floor=False, peers=()),
+    Figure("wil", "a hundred of a tenant’s tenth, ms", "tenant_ms", floor=False, peers=()),
+    Figure("wil", "a hundred of what all sessions have, ms", "all_ms", floor=False, peers=()),
+    Figure("wir", "CPU µs", "row_us", 5, cpu=True, floor=False, peers=()),
+    Figure("wir", "one that holds ten, CPU µs", "report_us", cpu=True, floor=False, peers=()),
+    Figure(
+        "wir",
+        "from the value, with the proof that it comes back, CPU µs",
+        "row_store_us",
+        cpu=True,
+        floor=False,
+        peers=(),
+    ),
+    Figure("wit", "5,000 at once, CPU µs a delta in the worker", "fast.cpu_us", 15, cpu=True, floor=False, peers=()),
+    Figure("wit", "the same without a reader", "fast.unread_us", cpu=True, floor=False, peers=()),
+    Figure(
+        "wit", "one every 2 ms, CPU µs more than without a reader", "paced.more_us", 15, cpu=True, floor=False, peers=()
+    ),
+    Figure("wit", "p50 ms behind", "p50_ms", floor=False, peers=()),
+    Figure("wit", "p99 ms behind", "p99_ms", 20, floor=False, peers=()),
     Figure("wp", "20 plugins that override nothing", "idle.cpu_ms/plain.cpu_ms", 1.05, floor=False, peers=()),
     Figure("wp", "20 that look at every tool call", "vetted.cpu_ms/plain.cpu_ms", 1.25, floor=False, peers=()),
     Figure("wp", "20 with a state that does not change", "unchanged.cpu_ms/plain.cpu_ms", floor=False, peers=()),

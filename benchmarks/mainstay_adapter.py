@@ -404,6 +404,13 @@ async def wh(params: Sample) -> Sample:
     return await wire_workloads.wh(params)
 
 
+async def wi(params: Sample) -> Sample:
+    """Sessions by metadata, results by their type, live text in another process."""
+    import front_workloads
+
+    return await front_workloads.wi(params)
+
+
 # ---------------------------------------------------------------------- many sessions, cold start, streaming
 
 
@@ -551,6 +558,7 @@ if __name__ == "__main__":
             "wc": wc,
             "wf": wf,
             "wh": wh,
+            "wi": wi,
             "wm": wm,
             "wp": wp,
             "wx": wx,

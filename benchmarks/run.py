@@ -107,6 +107,15 @@ ROWS = (
     Row("whi", {"what": "importing"}, http=True, rounds=5),
     Row("wxc", {"what": "calls", "times": 400}, disk=True, rounds=3, quick={"times": 50}, whole=True),
     Row("wxi", {"what": "idle", "servers": 50}, disk=True, rounds=2, quick={"servers": 10}, whole=True),
+    Row("wil", {"what": "listing", "sessions": 100_000, "times": 30}, disk=True, quick={"sessions": 5000, "times": 10}),
+    Row("wir", {"what": "reviving", "times": 20_000}, quick={"times": 2000}),
+    Row(
+        "wit",
+        {"what": "elsewhere", "fast": 5000, "paced": 500, "repeats": 5},
+        disk=True,
+        rounds=3,
+        quick={"repeats": 2},
+    ),
     Row("wp", {"turns": 40, "rounds": 12}, rounds=5),
     Row("wps", {"turns": 20, "rounds": 8}, disk=True, rounds=3),
 )

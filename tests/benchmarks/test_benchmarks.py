@@ -98,6 +98,24 @@ def test_models_over_http_are_measured_beside_bare_readers(tmp_path: Path) -> No
     assert importing["import_ms"] > 0
 
 
+def test_sessions_are_found_among_many_and_results_brought_back(tmp_path: Path) -> None:
+    listing = sample(
+        tmp_path, "wi", {"what": "listing", "sessions": 400, "latest": 5, "times": 2, "dir": str(tmp_path)}
+    )
+    reviving = sample(tmp_path, "wi", {"what": "reviving", "times": 50})
+    assert [listing[f"{which}_rows"] for which in ("user", "tenant", "both", "none", "latest")] == [20, 40, 20, 0, 100]
+    assert listing["most_ms"] >= listing["user_ms"] > 0
+    assert reviving["report_us"] > reviving["row_us"] > 0
+
+
+def test_text_of_a_worker_is_read_in_another_process(tmp_path: Path) -> None:
+    params = {"what": "elsewhere", "fast": 50, "paced": 20, "repeats": 1, "dir": str(tmp_path)}
+    found = sample(tmp_path, "wi", params)
+    assert found["deltas"] == 40
+    assert found["fast"]["cpu_us"] > 0
+    assert 0 < found["p50_ms"] <= found["p99_ms"]
+
+
 def test_commands_are_measured_from_call_to_handle_and_to_the_end(tmp_path: Path) -> None:
     folders = {what: tmp_path / what for what in ("starts", "output", "news", "tree")}
     for folder in folders.values():
