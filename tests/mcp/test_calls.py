@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mainstay import Agent, ToolCall
-from mainstay.errors import InvalidInput, UnknownCall
+from mainstay.errors import AlreadyAnswered, InvalidInput, UnknownCall
 from mainstay.mcp import Elicitation, McpServer, Sampling
 from mainstay.model.event import ToolProgress
 from mainstay.model.llm import ModelRequest, ModelResponse, Usage
@@ -230,6 +230,40 @@ async def test_question_parks_the_call_and_another_process_goes_on_with_the_answ
     assert end.tool_calls[0].outcome == Ok("Dear accept Ann")
     assert end.tool_calls[0].attempts == 1
     assert stub.ledger == ['ask {"text": "Dear"}'] * 2  # asked, and answered
+
+
+async def test_first_answer_to_a_question_stands(place: Place, stub: Stub) -> None:
+    """While the turn waits, and after its commit, when its records alone know of the answer."""
+    stub.does(tools=["ask"])
+    async with runtime_with(place, calling("ask"), stub.server()) as runtime:
+        session = await runtime.session("s")
+        result = await session.run("go")
+        [pending] = await session.pending()
+        async with place.runtime() as front_end:
+            elsewhere = await front_end.session("s")
+            await elsewhere.answer(pending.call_id, {"name": "Ann"}, by="operator")
+            with pytest.raises(AlreadyAnswered) as early:
+                await elsewhere.answer(pending.call_id, {"name": "Bob"}, by="someone")
+        end = await session.result(result.turn_id)
+        with pytest.raises(AlreadyAnswered, match="'value' by operator") as late:
+            await session.answer(pending.call_id, {"name": "Bob"}, by="someone")
+
+    assert end.tool_calls[0].outcome == Ok("accept Ann")
+    for refused in (early, late):
+        assert refused.value.answer == {"verdict": "value", "value": {"who": {"name": "Ann"}}, "by": "operator"}
+
+
+@pytest.mark.parametrize("verb", ["approve", "reject", "settle"])
+async def test_another_verb_is_told_what_a_question_waits_for(place: Place, stub: Stub, verb: str) -> None:
+    stub.does(tools=["ask"])
+    async with runtime_with(place, calling("ask"), stub.server()) as runtime:
+        session = await runtime.session("s")
+        await session.run("go")
+        [pending] = await session.pending()
+        with pytest.raises(UnknownCall, match="it waits for an answer to what it asks"):
+            await getattr(session, verb)(pending.call_id, *(["done"] if verb == "settle" else []))
+
+        assert await session.pending() == [pending]
 
 
 async def test_declined_question_reaches_the_server(place: Place, stub: Stub) -> None:

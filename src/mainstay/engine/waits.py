@@ -106,6 +106,7 @@ class _Memory:
         self._call, self._kind = call, kind
         self._asked = self._started = self._deferred = self._stopped = False
         self._outcome: ToolOutcome | None = None
+        self._fields: Any = None
         self.answer: Answered | None = None
 
     def add(self, record: Record) -> None:
@@ -118,20 +119,26 @@ class _Memory:
         elif isinstance(record, Started) and record.call == self._call:
             self._started, self._deferred = True, record.deferred
             self._take(None if record.approved is None else Answered("approved", record.approved.get("by", "")))
-            self._take(record.answer)
+            if self._take(record.answer) == "input":
+                self._fields = record.payload["input"]
         elif isinstance(record, Ended) and record.call == self._call:
             self._outcome = record.outcome
             self._take(record.answer)
 
-    def _take(self, answer: Answered | None) -> None:
-        if answer is not None:
-            early = answer.verdict in ("approved", "rejected") or (answer.verdict == "cancelled" and not self._started)
-            of_it = "approval" if early else self._after_start()
-            self.answer = answer if of_it == self._kind else self.answer
+    def _take(self, answer: Answered | None) -> str:
+        """The kind of the wait that this answered; "" where nothing was."""
+        if answer is None:
+            return ""
+        early = answer.verdict in ("approved", "rejected") or (answer.verdict == "cancelled" and not self._started)
+        of_it = "approval" if early else self._after_start(answer)
+        self.answer = answer if of_it == self._kind else self.answer
+        return of_it
 
-    def _after_start(self) -> str:
-        """What a person or a program may be asked about a call that has started."""
-        return "deferred" if self._deferred else "recovery"
+    def _after_start(self, answer: Answered) -> str:
+        """What a person or a program was asked about a call that has started."""
+        if self._deferred:
+            return "deferred"
+        return "input" if answer.verdict == "value" else "recovery"
 
     @property
     def cancelled(self) -> bool:
@@ -143,7 +150,9 @@ class _Memory:
 
     @property
     def value(self) -> Any:
-        """What was given with the answer: the outcome is made of it."""
+        """What was given with the answer: the outcome is made of it, but where the tool asked for fields."""
+        if self._kind == "input":
+            return self._fields
         verdict, outcome = "" if self.answer is None else self.answer.verdict, self._outcome
         if isinstance(outcome, Ok):
             return outcome.value if verdict in ("value", "done") else None

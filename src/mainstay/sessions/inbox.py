@@ -282,6 +282,14 @@ class TurnRequests:
             return replace(resolved, wait=wait)
         return await self._too_late(wait_id, answer) or Resolved("unknown")
 
+    async def ended(self, wait_id: str) -> WaitRow | None:
+        """How a wait has ended, also one of a committed turn; None while it is open, and where there was none."""
+        wait = await self._store.wait(wait_id)
+        if wait is not None and (wait := await whole(self._store, wait)) is not None:
+            return None if wait.state == "open" else wait
+        late = await self._too_late(wait_id, None)
+        return None if late is None else late.wait
+
     async def _too_late(self, wait_id: str, answer: Answer | None) -> Resolved | None:
         """How a wait of a committed turn had ended; None when there was none."""
         row = await self._store.session(named(wait_id)[0])

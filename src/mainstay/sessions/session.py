@@ -87,6 +87,16 @@ MAX_TITLE = 200
 
 
 GO_ON = "Go on where you were stopped."
+
+WAITS_FOR = {
+    "approval": "an approval",
+    "input": "an answer to what it asks",
+    "recovery": "a settlement",
+    "deferred": "its completion from outside",
+    "sleep": "a time",
+    "process": "the end of processes",
+}
+"""What a call waits for, for who gives it something else."""
 """What a session is told that is resumed after a limit has stopped it."""
 
 
@@ -677,7 +687,12 @@ class Session(Generic[T_co]):
         _split(call_id, 3, UnknownCall(call_id, "this is no call id"))
         asked = next((each for each in await self.pending() if each.call_id == call_id and each.kind == "input"), None)
         if asked is None:
-            raise UnknownCall(call_id, "it asks for nothing")
+            turn, key = self._place(call_id)
+            name = await self._newest_wait(wait_id(ids.turn_id(self.id, turn), key, "input"))
+            wait = await self._parts.requests.ended(name)
+            if wait is not None:
+                raise AlreadyAnswered(f"call {call_id}", ending(wait))
+            raise await self._not_asked(call_id)
         answer = Answer("value", checked_answer(asked, value), by=clean_text(by))
         encode_checked(answer, "the answer")
         await self._answer(call_id, "input", answer)
@@ -807,10 +822,18 @@ class Session(Generic[T_co]):
         resolved: Resolved = await self._parts.requests.resolve(name, answer)
         self._parts.relay.announce_write()
         if resolved.status == "unknown":
-            raise UnknownCall(call_id)
+            raise await self._not_asked(call_id)
         if resolved.status == "already_resolved":
             assert resolved.wait is not None
             raise AlreadyAnswered(f"call {call_id}", ending(resolved.wait))
+
+    async def _not_asked(self, call_id: str) -> UnknownCall:
+        """The error of an answer that the call does not wait for; it says what the call waits for instead."""
+        row = await self._parts.store.session(self.id)
+        usable = row is not None and not row.deleted and row.cancel is None
+        waits = await self._parts.archive.pending(row) if row is not None and usable else ()
+        kind = next((each.kind for each in waits if each.call_id == call_id), None)
+        return UnknownCall(call_id) if kind is None else UnknownCall(call_id, f"it waits for {WAITS_FOR[kind]}")
 
     def _place(self, call_id: str) -> tuple[int, str]:
         """The turn and the key of a call of this session."""
@@ -834,7 +857,7 @@ class Session(Generic[T_co]):
         ended = next((r for r in records if isinstance(r, Ended) and r.call == key), None)
         call = next((found for r in records if (found := calls_in(r).get(key)) is not None), None)
         if ended is None or call is None:
-            raise UnknownCall(call_id)
+            raise await self._not_asked(call_id)
         if not isinstance(ended.outcome, OutcomeUnknown):
             raise AlreadyAnswered(f"call {call_id}", msgspec.to_builtins(ended.outcome))
         said = Message("user", await LateResults(self._parts).annotation(row, call_id, call, answer))

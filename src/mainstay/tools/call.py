@@ -437,7 +437,8 @@ class ActiveCall(CallHost):
             return self._ready_for(GO_ON)
         answer = self.waits.answer(self.asked, wait)
         if wait.kind == "input" and answer is not None and answer.verdict == "value":
-            # The record of the start that follows has the answer in its payload.
+            # The record of the start that follows has the fields in its payload, and who gave them.
+            self.answer = Answered("value", answer.by)
             self.asked = replace(self.asked, payload={"input": answer.value, "state": shown.state})
             self.past = PastWait(0, "input")  # its body has begun before: no wait of it has this number
             return self._ready_for(GO_ON)
