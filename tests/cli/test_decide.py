@@ -3,13 +3,15 @@
 import asyncio
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mainstay import Agent, Runtime, ToolCall, tool
 from mainstay.model.event import TurnCommitted
-from mainstay.model.tool import Cancelled
+from mainstay.model.tool import Cancelled, PreparedCall, ToolSpec
 from mainstay.testing import ScriptedModel
+from mainstay.tools.waiting import InputNeeded, ParkCall
 from tests.cli.sample_agents import helper
 from tests.cli.shell import process, say, shell, shell_json, start, wait_for_lines
 
@@ -41,6 +43,67 @@ def test_pending_lists_what_waits_in_the_whole_store(waiting: Path) -> None:
     assert [c["call_id"] for c in shell_json("pending", store=waiting)] == ["shop-2.1.1.0", "shop.1.1.0"]
     assert 'shop.1.1.0    approval   pay(item="tea")' in shown.stdout
     assert "mainstay approve CALL" in shown.stdout
+
+
+class Booking:
+    """A tool whose calls ask a person for something first."""
+
+    def __init__(self, asks: dict[str, Any]) -> None:
+        self.asks = asks
+
+    def specs(self) -> list[ToolSpec]:
+        return [ToolSpec("book", "Book a room.", {"type": "object", "properties": {}})]
+
+    async def prepare(self, call: PreparedCall, ctx: object) -> PreparedCall:
+        return call
+
+    async def execute(self, call: PreparedCall, ctx: object) -> str:
+        raise ParkCall(InputNeeded("the hotel asks: When?", self.asks, None))
+
+
+HOUR = {"type": "object", "properties": {"hour": {"type": "integer", "minimum": 0, "description": "24 h"}}}
+NAME = {"properties": {"size": {"enum": ["s", "l"], "default": "s"}, "name": {"type": "string"}}, "required": ["name"]}
+
+
+@pytest.mark.parametrize(
+    ("asks", "shown", "command"),
+    [
+        (
+            {"srv:when": {"message": "When?", "schema": HOUR, "url": ""}},
+            "  hour (integer, minimum 0, may be left out): 24 h\n",
+            """mainstay answer s.1.1.0 '{"hour": …}'""",
+        ),
+        (
+            {"when": {"message": "When?", "schema": HOUR}, "who": {"message": "Who?", "schema": NAME}},
+            "when: When?\n  hour (integer, minimum 0, may be left out): 24 h\n"
+            'who: Who?\n  name (string)\n  size (s | l, default "s", may be left out)\n',
+            """mainstay answer s.1.1.0 '{"when": {"hour": …}, "who": {"name": …}}'""",
+        ),
+        (
+            {"log in": {"message": "Log in", "schema": None, "url": "https://example.com/\nx"}},
+            "  open https://example.com/�x\n",
+            "mainstay answer s.1.1.0 '{}'",
+        ),
+        ({"it": {"message": "?", "schema": {"properties": [1], "required": 7}}}, "", "mainstay answer s.1.1.0 '{}'"),
+        ({"it": {"message": "?", "schema": {"properties": {"a": True}}}}, "  a (anything", """'{"a": …}'"""),
+    ],
+    ids=["one part", "two parts", "a page", "no schema at all", "a field of any kind"],
+)
+def test_question_of_a_tool_is_shown_with_its_fields_and_the_command_that_answers_it(
+    store: Path, asks: dict[str, Any], shown: str, command: str
+) -> None:
+    async def work() -> None:
+        async with Runtime(
+            store, agents=[Agent(ScriptedModel([[ToolCall("a", "book")]]), tools=[Booking(asks)])]
+        ) as runtime:
+            await (await runtime.session("s")).run("book")
+
+    asyncio.run(work())
+
+    told = shell("pending", store=store).stdout
+    assert shown in told
+    assert command in told
+    assert command in shell("show", "s", store=store).stdout
 
 
 def test_nothing_pending_says_so(store: Path) -> None:

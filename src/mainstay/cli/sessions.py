@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -42,6 +43,7 @@ from mainstay.cli.render import (
     call_text,
     console,
     heading,
+    on_one_line,
     plural,
     print_json,
     span,
@@ -551,8 +553,57 @@ def _question(call: PendingCall) -> list[str]:
     """What its provider tells the person who decides, where that is more than a reason: a command with its risks."""
     lines = call.reason.split("\n")
     if call.kind == "input":
-        return [*lines, *[f"{name}: {encode(ask).decode()}" for name, ask in (call.asks or {}).items()]]
+        return [
+            *lines,
+            *_asked_fields(call.asks or {}),
+            on_one_line(f"mainstay answer {call.call_id} {_example(call.asks or {})}"),
+        ]
     return lines if call.kind == "approval" and len(lines) > 1 else []
+
+
+def _asked_fields(asks: dict[str, Any]) -> list[str]:
+    """The parts of a question, each with the fields of its answer."""
+    lines = []
+    for name, ask in asks.items():
+        if len(asks) > 1:
+            lines.append(f"{name}: {ask.get('message', '')}")
+        if ask.get("url"):
+            lines.append(f"  open {ask['url']}")
+        fields, needed = _fields(ask)
+        for field, about in fields.items():
+            values = about.get("enum")
+            words = [str(about.get("type", "anything")) if values is None else " | ".join(map(str, values))]
+            words += [f"{key} {encode(about[key]).decode()}" for key in about if key not in _TOLD]
+            if field not in needed:
+                words.append("may be left out")
+            description = f": {about['description']}" if about.get("description") else ""
+            lines.append(f"  {field} ({', '.join(words)}){description}")
+    return [on_one_line(line) for line in lines]
+
+
+_TOLD = ("type", "title", "description", "enum")
+
+
+def _fields(ask: dict[str, Any]) -> tuple[dict[str, dict[str, Any]], list[str]]:
+    """The fields of an answer and which of them are needed, by a schema that is somebody else's and may be anything."""
+    schema = ask.get("schema")
+    found = schema.get("properties") if isinstance(schema, dict) else None
+    needed = schema.get("required") if isinstance(schema, dict) else None
+    fields = (
+        {} if not isinstance(found, dict) else {n: each if isinstance(each, dict) else {} for n, each in found.items()}
+    )
+    return fields, needed if isinstance(needed, list) else []
+
+
+def _example(asks: dict[str, Any]) -> str:
+    """The form of an answer, as a shell takes it: what is needed of each part, or all where nothing is."""
+    forms = {}
+    for name, ask in asks.items():
+        fields, needed = _fields(ask)
+        forms[name] = "{" + ", ".join([f"{encode(field).decode()}: …" for field in needed or fields]) + "}"
+    if len(forms) == 1:
+        return shlex.quote(*forms.values())
+    return shlex.quote("{" + ", ".join([f"{encode(name).decode()}: {form}" for name, form in forms.items()]) + "}")
 
 
 def answer_hint(call: PendingCall) -> str:
@@ -569,7 +620,8 @@ def answer_hint(call: PendingCall) -> str:
         case "sleep":
             return f"the end of {what}, by itself"
         case "input":
-            return f"an answer for {what}: {call.reason}\n    mainstay answer {call.call_id} '{{…}}'   (or --decline)"
+            form = _example(call.asks or {})
+            return f"an answer for {what}: {call.reason}\n    mainstay answer {call.call_id} {form}   (or --decline)"
         case "process":
             return f"the end of {', '.join(call.processes)}, in {what}\n    it goes on by itself"
 
@@ -657,7 +709,7 @@ def pending(store: StoreOption = None, json: JsonOption = False) -> None:
         if "recovery" in kinds:
             text_line(out, "answer a recovery with:  mainstay settle CALL done | failed | rerun", "dim")
         if "input" in kinds:
-            text_line(out, "answer an input with:    mainstay answer CALL '{…}', mainstay answer CALL --decline", "dim")
+            text_line(out, "decline an input with:   mainstay answer CALL --decline", "dim")
         return 0
 
     perform(work, json)

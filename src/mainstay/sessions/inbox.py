@@ -19,7 +19,7 @@ from mainstay.model.codec import clean_message, clean_text, encode, encode_check
 from mainstay.model.llm import ModelChoice
 from mainstay.model.message import FILES, InputContent, Message, Scalar, Stored, Text
 from mainstay.model.record import InputKind, Said, Spilled, SteerBoundary
-from mainstay.model.session import Answer, CancelRequest, SessionRow
+from mainstay.model.session import Answer, CancelRequest, SessionRow, WaitRow
 from mainstay.model.write import (
     Accept,
     Accepted,
