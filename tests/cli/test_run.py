@@ -184,7 +184,7 @@ def test_a_turn_that_takes_too_long_is_cancelled(store: Path, tmp_path: Path) ->
     [
         ("nowhere:agent", "there is no module 'nowhere' in"),
         ("sample_agents:nobody", "has no 'nobody'; it has sample_agents:helper, sample_agents:failing"),
-        ("sample_agents:not_an_agent", "is a int, not an Agent; it has sample_agents:helper"),
+        ("sample_agents:not_an_agent", "is a int, neither an Agent nor a Runtime; it has sample_agents:helper"),
         ("sample_agents", "name the agent in sample_agents: it has sample_agents:helper"),
         ("missing.py:agent", "there is no file missing.py"),
         (":agent", "write module:attribute"),

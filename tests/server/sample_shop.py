@@ -5,7 +5,7 @@ import asyncio
 import os
 from pathlib import Path
 
-from mainstay import Agent, ModelRequest, ToolCall, tool
+from mainstay import Agent, ModelRequest, Runtime, ToolCall, ToolContext, tool
 from mainstay.testing import FunctionModel
 
 SHOP = Path(os.environ.get("SHOP", "."))
@@ -28,6 +28,12 @@ async def deliver() -> str:
     return "delivered"
 
 
+@tool
+def owner(ctx: ToolContext[str | None]) -> str | None:
+    """Who owns the shop."""
+    return ctx.deps
+
+
 def model(request: ModelRequest) -> str | list[ToolCall]:
     last = request.messages[-1]
     match last.role, last.text.split(" "):
@@ -35,10 +41,19 @@ def model(request: ModelRequest) -> str | list[ToolCall]:
             return [ToolCall(name="pay", args={"amount": int(amount)})]
         case "user", ["deliver"]:
             return [ToolCall(name="deliver")]
+        case "user", ["owner"]:
+            return [ToolCall(name="owner")]
         case "user", said:
             return f"you said {' '.join(said)}"
+        case _ if last.tool_results[0].name == "owner":
+            return f"owned by {last.tool_results[0].content}"
         case _:
             return "thank you"
 
 
-shop = Agent(FunctionModel(model), name="shop", tools=[pay, deliver])
+shop = Agent(FunctionModel(model), name="shop", tools=[pay, deliver, owner])
+
+
+def owned() -> Runtime:
+    """The shop with what its host gives it, too."""
+    return Runtime(SHOP / "a.db", agents=[shop], deps="Ada")

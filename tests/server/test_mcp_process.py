@@ -24,8 +24,8 @@ ROOT = Path(__file__).parents[2]
 AGENT = "tests.server.sample_shop:shop"
 
 
-def words(folder: Path, *options: str) -> list[str]:
-    return [sys.executable, "-m", "mainstay", "mcp", AGENT, "--store", str(folder / "a.db"), *options]
+def words(folder: Path, *options: str, agent: str = AGENT) -> list[str]:
+    return [sys.executable, "-m", "mainstay", "mcp", agent, "--store", str(folder / "a.db"), *options]
 
 
 def surroundings(folder: Path) -> dict[str, str]:
@@ -33,8 +33,8 @@ def surroundings(folder: Path) -> dict[str, str]:
 
 
 @asynccontextmanager
-async def over_stdio(folder: Path, **options: Any) -> AsyncGenerator[Client, None]:
-    command, *args = words(folder)
+async def over_stdio(folder: Path, agent: str = AGENT, **options: Any) -> AsyncGenerator[Client, None]:
+    command, *args = words(folder, agent=agent)
     target = StdioServerParameters(command=command, args=args, env=surroundings(folder), cwd=ROOT)
     async with Client(target, **options) as client:
         yield client
@@ -69,6 +69,13 @@ async def test_a_client_on_stdio_prompts_approves_and_cancels(tmp_path: Path, mo
     assert said(paid) == "thank you"
     assert (tmp_path / "paid").read_text() == "3\n"
     assert facts(ended)["status"] == "cancelled"
+
+
+async def test_a_runtime_is_served_with_its_deps(tmp_path: Path) -> None:
+    async with over_stdio(tmp_path, agent="tests.server.sample_shop:owned") as client:
+        answer = await client.call_tool("prompt", {"text": "owner"})
+
+    assert said(answer) == "owned by Ada"
 
 
 @pytest.mark.kill

@@ -516,7 +516,8 @@ def _nearly_spent(account: Account) -> Advice | None:
     unknown = f", of {account.unknown} calls by what was reserved for them" if account.unknown else ""
     problem = f"{spent} of {most} are spent{span_of}{unknown}"
     advice = (
-        "raise the limit in Runtime(limits=[…]) and go on with `mainstay run … --resume`, or wait for the next window"
+        "raise the limit in Runtime(limits=[…]) and go on with `session.resume()` there, or "
+        "`mainstay run MODULE:RUNTIME --session … --resume`; or wait for the next window"
     )
     return Advice(f"limit of {whose}", problem, advice)
 

@@ -14,14 +14,18 @@ import typer
 
 from mainstay.cli.host import OK, Refusal, StoreOption, on_signals, perform, store_path
 from mainstay.cli.render import complain
-from mainstay.cli.run import load_agent, load_functions
+from mainstay.cli.run import load_agent, load_functions, load_runtime, warn_of_limits
 from mainstay.runtime import Runtime
 from mainstay.server import mcp as make_server
 
 
 def mcp(
     agents: Annotated[
-        list[str], typer.Argument(metavar="AGENT…", help="Where the agents are: module:attribute or file.py:attribute.")
+        list[str],
+        typer.Argument(
+            metavar="AGENT…",
+            help="Where the agents are, or the one Runtime that has them: module:attribute or file.py:attribute.",
+        ),
     ],
     store: StoreOption = None,
     namespace: Annotated[
@@ -38,6 +42,9 @@ def mcp(
     On stdin and stdout, until the client closes them; with --http at http://127.0.0.1:PORT/mcp, for programs of this
     machine. A turn that a client asked for goes on when the client is gone, and after a crash when the server is
     started again on the same store.
+
+    An agent alone has no deps, limits, prices or servers of tools: name the Runtime that is given them, or a function
+    that makes it.
     """
     level = logging.INFO if verbose else logging.ERROR
     logging.basicConfig(level=level, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
@@ -48,12 +55,13 @@ def mcp(
                 f"{host} can be reached from other machines, and this server asks nobody who they are: mount "
                 "`mainstay.server.mcp(runtime).streamable_http_app()` in an application of yours that does"
             )
-        functions = {each.definition: each for name in agents for each in load_functions(name)}
-        runtime = Runtime(
-            store_path(store), agents=[load_agent(name) for name in agents], processes=list(functions.values())
-        )
+        runtime, alone = load_runtime(agents[0], store) if len(agents) == 1 else None, False
+        if runtime is None:
+            functions = {each.definition: each for name in agents for each in load_functions(name)}
+            given, alone = [load_agent(name) for name in agents], True
+            runtime = Runtime(store_path(store), agents=given, processes=list(functions.values()))
         server = make_server(runtime, namespace=namespace)
-        await (_on_stdio(runtime, server) if http is None else _over_http(runtime, server, host, http))
+        await (_on_stdio(runtime, server, alone) if http is None else _over_http(runtime, server, host, http, alone))
         return OK
 
     perform(work)
@@ -66,17 +74,19 @@ def _is_local(host: str) -> bool:
         return host == "localhost"
 
 
-async def _on_stdio(runtime: Runtime, server: Any) -> None:
+async def _on_stdio(runtime: Runtime, server: Any, alone: bool) -> None:
     from mcp.server.stdio import stdio_server  # an extra, checked before
 
     me = asyncio.current_task()
     assert me is not None
     with on_signals({signal.SIGINT: me.cancel, signal.SIGTERM: me.cancel}):
         async with runtime, stdio_server() as (reading, writing):
+            if alone:
+                await warn_of_limits(runtime.store)
             await server.run(reading, writing, server.create_initialization_options())
 
 
-async def _over_http(runtime: Runtime, server: Any, host: str, port: int) -> None:
+async def _over_http(runtime: Runtime, server: Any, host: str, port: int, alone: bool) -> None:
     import uvicorn  # the extra brings it
 
     try:
@@ -88,6 +98,8 @@ async def _over_http(runtime: Runtime, server: Any, host: str, port: int) -> Non
         app = server.streamable_http_app(host=host)
         async with runtime:
             shown = f"[{host}]" if ":" in host else host
+            if alone:
+                await warn_of_limits(runtime.store)
             complain(f"serving http://{shown}:{listening.getsockname()[1]}/mcp (Ctrl-C ends it)")
             # Whoever stops it must not wait for turns: they go on in the next process.
             config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import inspect
 import logging
+import os
 import signal
 import sys
 import time
@@ -74,17 +76,17 @@ from mainstay.model.ids import check_session_id, split, turn_id
 from mainstay.model.outcome import PendingCall, Queued, Waiting, kind_of
 from mainstay.model.tool import ToolOutcome
 from mainstay.plugins.operations import OperationDefinition, OperationOutcome
-from mainstay.ports.store import Store
+from mainstay.ports.store import OnDisk, Store
 from mainstay.processes.function.engine import Process
 from mainstay.runtime import Runtime
 from mainstay.sessions.result import TurnResult
 from mainstay.sessions.session import Receipt, Session
-from mainstay.stores import open_store
+from mainstay.stores import file_path, open_store
 from mainstay.wire import outcome_kind, outcome_words, result_json
 
 
-def load_agent(name: str) -> Agent[object]:
-    """The agent behind `module:attribute` or `file.py:attribute`, looked for in the current folder first."""
+def load(name: str) -> object:
+    """What `module:attribute` or `file.py:attribute` names, looked for in the current folder first."""
     module_name, colon, attribute = name.rpartition(":")
     if not colon:
         module_name, attribute = name, ""
@@ -98,9 +100,47 @@ def load_agent(name: str) -> Agent[object]:
         if not hasattr(found, part):
             raise Refusal(f"module {module.__name__!r} has no {attribute!r}; {_choices(module_name, module)}")
         found = getattr(found, part)
-    if not isinstance(found, Agent):
-        raise Refusal(f"{name} is a {type(found).__name__}, not an Agent; {_choices(module_name, module)}")
     return found
+
+
+def load_agent(name: str) -> Agent[object]:
+    """The agent behind a name."""
+    found = load(name)
+    if not isinstance(found, Agent):
+        raise Refusal(f"{name} is a {type(found).__name__}, not an Agent; {_found_in(name)}")
+    return found
+
+
+def load_runtime(name: str, store: str | None) -> Runtime | None:
+    """The Runtime behind a name, or what the function behind it makes; None where the name is that of an agent.
+
+    A Runtime has what an agent alone lacks: deps, limits, prices, servers of tools, models by name, and its store.
+    """
+    found = load(name)
+    if isinstance(found, Agent):
+        return None
+    made = inspect.isfunction(found)
+    if inspect.isfunction(found):
+        try:
+            inspect.signature(found).bind()
+        except TypeError:
+            raise Refusal(f"{name} takes arguments: name an agent, a Runtime, or a function that makes one") from None
+        found = found()
+        if inspect.iscoroutine(found):
+            found.close()
+    if not isinstance(found, Runtime):
+        what = f"{'makes' if made else 'is'} a {type(found).__name__}"
+        raise Refusal(f"{name} {what}, neither an Agent nor a Runtime; {_found_in(name)}")
+    where = found.store.location if isinstance(found.store, OnDisk) else "memory"
+    if store is not None and os.path.realpath(file_path(store)) != where:
+        raise Refusal(f"{name} has a store of its own, {where}: leave out --store and MAINSTAY_STORE")
+    return found
+
+
+async def warn_of_limits(store: Store) -> None:
+    """An agent alone keeps to no limit of its host's Runtime: say so where the store has accounts of some."""
+    if await store.accounts():
+        complain("this store has limits, which an agent alone does not keep to: name the Runtime that has them instead")
 
 
 def load_functions(name: str) -> list[Process[Any, Any]]:
@@ -128,6 +168,11 @@ def _import(name: str) -> ModuleType:
         frame = traceback.extract_tb(error.__traceback__)[-1]
         place = f"{frame.filename}, line {frame.lineno}"
         raise Refusal(f"module {name!r} cannot be imported: {type(error).__name__}: {error} ({place})") from error
+
+
+def _found_in(name: str) -> str:
+    module = name.rpartition(":")[0]
+    return _choices(module, _import(module))
 
 
 def _choices(name: str, module: ModuleType) -> str:
@@ -160,7 +205,9 @@ AgentArgument = Annotated[
 OptionalAgent = Annotated[
     str | None,
     typer.Argument(
-        metavar="[AGENT]", help="Where the agent is: module:attribute or file.py:attribute. Not needed with --model."
+        metavar="[AGENT]",
+        help="Where the agent is, or the Runtime that has it: module:attribute or file.py:attribute. "
+        "Not needed with --model.",
     ),
 ]
 PromptArgument = Annotated[
@@ -174,7 +221,6 @@ class Wish(Struct, frozen=True):
 
     prompt: str | None
     session: str | None
-    store: str
     key: str | None
     timeout: float | None
     json: bool
@@ -189,6 +235,9 @@ def run(
     session: Annotated[
         str | None, typer.Option("--session", "-s", help="Go on with this session, or begin it.")
     ] = None,
+    name: Annotated[
+        str | None, typer.Option("--agent", help="Of a Runtime: whose a new session is. [default: (its first agent)]")
+    ] = None,
     store: StoreOption = None,
     key: KeyOption = None,
     timeout: Annotated[float | None, typer.Option(min=0, help="Cancel the turn after so many seconds.")] = None,
@@ -202,6 +251,9 @@ def run(
     interrupted, also by a crash, goes on when its session is run again. Work that the turn began in the background is
     waited for after the answer; durable functions are those of the agent's module.
 
+    AGENT may also name a Runtime, or a function that makes one. The turn then has what is given there: deps, limits,
+    prices, servers of tools. It works in that Runtime's store, and takes up what is interrupted in there.
+
     Exit codes: 0 finished, 1 failed, 2 usage error, 3 waiting for a person or an outside completion, 4 cancelled,
     5 budget spent, 6 incomplete, 7 queued behind a turn that waits; 130 left open.
     """
@@ -213,12 +265,25 @@ def run(
         where, text = (agent, prompt) if model is None or prompt is not None else (None, agent)
         if where is None and model is None:
             raise Refusal("which agent? name one (module:attribute), or a model (--model anthropic:…)")
+        said = None if resume else what_is_said(text, "mainstay run module:agent 'your question'")
+        wish = Wish(said, session, key, timeout, json)
+        runtime = None if where is None else load_runtime(where, store)
+        if runtime is not None:
+            if model is not None:
+                raise Refusal("--model asks another model than an agent's own: name the agent, not its Runtime")
+            return await _run(runtime, name, wish, busy=True)
+        if name is not None:
+            raise Refusal("--agent chooses among the agents of a Runtime, and none was named")
         loaded = Agent(model or "") if where is None else load_agent(where)
         if where is not None and model is not None:
             loaded = loaded.override(model=model)
-        said = None if resume else what_is_said(text, "mainstay run module:agent 'your question'")
-        wish = Wish(said, session, store_path(store), key, timeout, json)
-        return await _run(loaded, [] if where is None else load_functions(where), wish)
+        loaded.definition()  # a model that does not exist is refused before a store is made
+        # Others' interrupted turns may need what only their own host has. They are taken up only when this session is
+        # interrupted itself: then its turn must end before the new one can begin.
+        busy = session is not None and await _is_open(store_path(store), session)
+        functions = [] if where is None else load_functions(where)
+        runtime = Runtime(store_path(store), agents=[loaded], processes=functions, recover=busy)
+        return await _run(runtime, loaded.name, wish, busy, alone=True)
 
     perform(work, json)
 
@@ -232,13 +297,13 @@ def what_is_said(given: str | None, example: str) -> str:
     return sys.stdin.buffer.read().decode(errors="replace")
 
 
-async def _run(agent: Agent[Any], functions: list[Process[Any, Any]], wish: Wish) -> int:
-    agent.definition()  # a model that does not exist is refused before a store is made
-    # Others' interrupted turns may need what only their own host has. They are taken up only when this session is
-    # interrupted itself: then its turn must end before the new one can begin.
-    busy = wish.session is not None and await _is_open(wish)
-    async with Runtime(wish.store, agents=[agent], processes=functions, recover=busy) as runtime:
-        session = await runtime.session(wish.session, agent=agent.name)
+async def _run(runtime: Runtime, agent: str | None, wish: Wish, busy: bool, alone: bool = False) -> int:
+    """`busy`: the Runtime takes up what is interrupted, which then ends before it is left. `alone`: it has nothing but
+    the agent."""
+    async with runtime:
+        if alone:
+            await warn_of_limits(runtime.store)
+        session = await runtime.session(wish.session, agent=agent)
         result = await OneTurn(session, runtime.store, wish).run()
         _report(result, wish)
         if busy:
@@ -248,16 +313,15 @@ async def _run(agent: Agent[Any], functions: list[Process[Any, Any]], wish: Wish
     return EXIT_CODES[kind_of(result.outcome)]
 
 
-async def _is_open(wish: Wish) -> bool:
+async def _is_open(where: str, session_id: str) -> bool:
     """Whether the session has an open turn, in a store that exists."""
-    assert wish.session is not None
-    check_session_id(wish.session)
-    if not is_there(wish.store):
+    check_session_id(session_id)
+    if not is_there(where):
         return False
-    store = open_store(wish.store)
+    store = open_store(where)
     await store.open()
     try:
-        row = await store.session(wish.session)
+        row = await store.session(session_id)
     finally:
         await store.close()
     return row is not None and row.turn is not None
@@ -584,10 +648,13 @@ def call(
     """
 
     async def work() -> int:
-        loaded, given = load_agent(agent), _arguments(args)
-        loaded.definition()  # a model that does not exist is refused before a store is opened
-        functions = load_functions(agent)
-        async with Runtime(_where(store, session), agents=[loaded], processes=functions, recover=False) as runtime:
+        given, runtime = _arguments(args), load_runtime(agent, store)
+        if runtime is None:
+            loaded = load_agent(agent)
+            loaded.definition()  # a model that does not exist is refused before a store is opened
+            functions = load_functions(agent)
+            runtime = Runtime(_where(store, session), agents=[loaded], processes=functions, recover=False)
+        async with runtime:
             try:
                 outcome = await runtime.operations.call(name, given, session=session)
             except MissingSession as error:
