@@ -4,6 +4,7 @@ anywhere, coloured, and hostile. The expected values are written by hand from th
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any, Literal
 
@@ -370,6 +371,17 @@ def test_thousands_of_failures_are_counted_and_the_first_ones_kept() -> None:
     assert found.tests == Tests(1, 5000, 0, 0)
     assert (len(found.failures), found.truncated) == (MOST_FAILURES, True)
     assert found.failures[0].name == "tests/test_a.py::test_0"
+
+
+def test_time_for_failures_of_go_grows_with_their_number_and_not_faster() -> None:
+    diagnoser, began = Diagnoser(), time.process_time()
+    diagnoser.feed("stdout", b"".join(b"--- FAIL: TestTotal%d (0.00s)\n" % number for number in range(16_000)))
+    diagnoser.feed("stdout", b"FAIL\texample.com/shop\t0.01s\n")
+    found = diagnoser.finish(Ending(1))
+
+    assert found is not None
+    assert found.tests == Tests(None, 16_000, None, 0)
+    assert time.process_time() - began < 10  # half a second; by pairs, 25
 
 
 def test_bytes_that_are_no_text_do_no_harm() -> None:

@@ -305,6 +305,24 @@ async def test_writing_refuses_what_it_was_told_not_to_do(tools: FileTools, work
     assert os.listdir(work) == ["a.txt"]
 
 
+async def test_a_program_that_runs_as_its_owner_does_not_once_it_is_written(tools: FileTools, work: Path) -> None:
+    (work / "run").write_text("one")
+    (work / "run").chmod(0o6755)
+
+    await ask(tools, "edit_file", path="run", old_text="one", new_text="two")
+
+    assert (work / "run").stat().st_mode & 0o7777 == 0o755
+
+
+async def test_a_file_that_would_take_hours_to_read_is_not_changed(tools: FileTools, work: Path) -> None:
+    with open(work / "huge", "wb") as file:
+        file.truncate(1024**4)
+
+    assert await refused(tools, "write_file", path="huge", content="x") == "file_too_large"
+    assert await refused(tools, "delete_file", path="huge") == "file_too_large"
+    assert (work / "huge").stat().st_size == 1024**4
+
+
 async def test_a_file_keeps_its_permissions(tools: FileTools, work: Path) -> None:
     (work / "run.sh").write_text("echo one")
     (work / "run.sh").chmod(0o750)

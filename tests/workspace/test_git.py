@@ -141,6 +141,20 @@ async def test_objects_of_a_repository_outside_are_not_read(
     assert (told if isinstance(told, str) else "") == code
 
 
+async def test_objects_that_a_repository_inside_has_of_one_outside_are_not_read(
+    model: Conversation, work: Path
+) -> None:
+    for folder, other in ((".git/objects", "../../second"), ("second", "../third"), ("third", "../../outside")):
+        (work / folder / "info").mkdir(parents=True, exist_ok=True)
+        (work / folder / "info" / "alternates").write_text(f"{other}\n")
+
+    assert await model.call("git", operation="log") == "no_repository"
+
+    (work / "third" / "info" / "alternates").write_text("../second\n")  # in a circle
+
+    assert "output" in await model.call("git", operation="log")
+
+
 async def test_a_folder_without_a_repository_is_told(tmp_path: Path) -> None:
     (tmp_path / "plain").mkdir()
     (tmp_path / "linked").mkdir()

@@ -26,6 +26,10 @@ PIECE = 1024 * 1024
 MAX_EDIT = 64 * 1024 * 1024
 """Bytes of a file that may be edited: it is held in memory, before and after."""
 
+MAX_DIGESTED = 4 * 1024 * 1024 * 1024
+"""Bytes of a file that may be replaced or deleted: it is read from end to end, twice. A command makes one of any size,
+with nothing in it, in no time."""
+
 MAX_KEPT = MAX_VALUE
 """Bytes of earlier content that are kept for an undo."""
 
@@ -69,6 +73,11 @@ def content(
             return Content(known.digest if known and same else hashlib.sha256(data).hexdigest(), len(data), mode, data)
         if not digested:
             return Content("", found.st_size, mode, None)
+        if found.st_size > MAX_DIGESTED:
+            raise ToolError(
+                f"{place.name} has {found.st_size:,} bytes; files of up to {MAX_DIGESTED:,} can be changed",
+                code="file_too_large",
+            )
         file.seek(0)
         seen, left = hashlib.sha256(), os.fstat(descriptor).st_size
         while left > 0 and (piece := file.read(min(PIECE, left))):
@@ -124,7 +133,7 @@ def replace(place: Location, data: bytes, key: str, mode: int | None, new: bool 
             while rest:
                 rest = rest[os.write(descriptor, rest) :]
             if mode is not None:
-                os.fchmod(descriptor, mode)
+                os.fchmod(descriptor, mode & 0o777)  # as with any write, a program stops running as its owner
                 _keep_owner(descriptor, folder, name)
             os.fsync(descriptor)
         finally:

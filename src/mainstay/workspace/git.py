@@ -95,6 +95,7 @@ PARTS = (
 )  # fmt: skip
 """What git reads of a repository's own folder."""
 MOST_ALTERNATES = 64 * 1024
+MOST_REPOSITORIES = 20
 LOG = "--format=%h %ad %an%d %s"
 
 
@@ -194,15 +195,20 @@ def _check_inside(paths: Paths, folder: str) -> None:
     for part in PARTS:
         if os.path.islink(f"{folder}/{part}"):
             raise ToolError(f"{folder}/{part} is a link, and leads to a repository elsewhere", code="no_repository")
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        with open(f"{folder}/objects/info/alternates", "rb") as file:
-            others = file.read(MOST_ALTERNATES).splitlines()
-        for other in others:
-            where = os.path.realpath(os.path.join(f"{folder}/objects", os.fsdecode(other)))
-            if other and not other.startswith(b"#") and not paths.covers(where):
-                raise ToolError(
-                    f"{folder} has its objects in a repository outside of the workspace", code="no_repository"
-                )
+    found = [f"{folder}/objects"]
+    for objects in found:  # which have objects of others in turn
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            with open(f"{objects}/info/alternates", "rb") as file:
+                others = file.read(MOST_ALTERNATES).splitlines()
+            for other in others:
+                where = os.path.realpath(os.path.join(objects, os.fsdecode(other)))
+                if not other or other.startswith(b"#") or where in found:
+                    continue
+                if not paths.covers(where) or len(found) > MOST_REPOSITORIES:
+                    raise ToolError(
+                        f"{folder} has its objects in a repository outside of the workspace", code="no_repository"
+                    )
+                found.append(where)
 
 
 def _below(paths: Paths, tree: str, path: str) -> str:

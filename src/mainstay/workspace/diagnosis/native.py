@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from bisect import bisect_left
 from typing import Any
 
 from mainstay.workspace.diagnosis.report import Diagnostic, FailedTest, FailureText, Findings, Tests, diagnostic
@@ -92,9 +93,10 @@ class Go:
         self._current = None
 
     def _close(self, package: str) -> None:
-        names = [block.name for block in self._failed]
+        names = sorted([block.name for block in self._failed])
         for block in self._failed:
-            if not block.message and any(name.startswith(f"{block.name}/") for name in names):
+            at = bisect_left(names, f"{block.name}/")
+            if not block.message and at < len(names) and names[at].startswith(f"{block.name}/"):
                 continue  # only its subtests say something
             if package:
                 block.set_full_name(f"{package}.{block.name}")
