@@ -23,6 +23,7 @@ from mainstay.codemode.dumps import SealedDump, key_beside, seal, unseal
 from mainstay.codemode.inside.values import EARLIER
 from mainstay.codemode.monty import MontyExecutor
 from mainstay.engine.host import SystemClock
+from mainstay.model.codec import decode_row
 from mainstay.model.tool import ToolSpec
 from mainstay.model.write import Append, Commit
 from mainstay.ports.code import Executor
@@ -278,6 +279,42 @@ class Unhurried(SystemClock):
         if seconds < 1:
             await asyncio.Event().wait()
         await super().sleep(seconds)
+
+
+class Grouping(MemoryStore):
+    """Notes which records stand in one write."""
+
+    def __init__(self, rows: MemoryRows) -> None:
+        super().__init__(rows)
+        self.groups: list[list[tuple[str, str]]] = []
+
+    async def write(self, write: Any) -> Any:
+        if isinstance(write, Append):
+            records = [decode_row(node.body) for node in write.nodes]
+            self.groups.append([(type(each).__name__, getattr(each, "call", "")) for each in records])
+        return await super().write(write)
+
+
+async def calls_twice(between: str, clock: SystemClock) -> list[list[tuple[str, str]]]:
+    store = Grouping(MemoryRows())
+    agent = coder(cell(f"await double(1)\n{between}\nawait double(2)"), "done", tools=[double])
+    async with Runtime(store, agents=[agent], clock=clock) as runtime:
+        await (await runtime.session("s")).run("go")
+    return store.groups
+
+
+async def test_answer_of_a_call_shares_a_write_with_what_the_cell_calls_next() -> None:
+    assert await calls_twice("n = 1", Unhurried()) == [
+        [("Replied", ""), ("Called", "")],
+        [("Ended", "1.0"), ("Called", "")],
+        [("Ended", "1.1"), ("Ended", "1")],
+    ]
+
+
+async def test_answer_of_a_call_is_written_while_the_cell_computes() -> None:
+    groups = await calls_twice("for n in range(2_000_000):\n    pass", SystemClock())
+
+    assert [("Ended", "1.0")] in groups
 
 
 class Counting(Unhurried):
