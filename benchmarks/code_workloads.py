@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 import tracemalloc
 from collections.abc import Awaitable, Callable, Sequence
@@ -16,6 +17,8 @@ from mainstay.testing import FunctionModel
 
 KEY = bytes(32)
 NOW = 1_700_000_000_000
+ANSWER = 0.05
+"""Seconds of a model that answers quickly."""
 
 
 @tool
@@ -38,37 +41,41 @@ def _fence(code: str) -> str:
     return f"```python\n{code}\n```"
 
 
-def _answering(first: str | list[ToolCall], steps: int) -> FunctionModel:
-    """In the only turn of a session: `first` so many times, then the end."""
+def _answering(first: str | list[ToolCall], steps: int, seconds: float = 0) -> FunctionModel:
+    """In the only turn of a session: `first` so many times, then the end; each answer takes `seconds`."""
 
-    def answer(request: ModelRequest) -> str | list[ToolCall]:
+    async def answer(request: ModelRequest) -> str | list[ToolCall]:
+        if seconds:
+            await asyncio.sleep(seconds)
         return "done" if sum(message.role == "assistant" for message in request.messages) >= steps else first
 
     return FunctionModel(answer)
 
 
 async def _cells(params: Sample) -> Sample:
-    """The same calls from a cell and as tool calls, turn by turn on one store: CPU of the runtime and wall, medians."""
-    one = [ToolCall(name="search", args={"query": "tea"})]
+    """The same calls from a cell and as tool calls, turn by turn on one store: CPU of the runtime and wall, medians.
+
+    The CPU is that of a model which answers at once; the wall of ten calls also that of one which takes `ANSWER`.
+    """
+    one, ten = [ToolCall(name="search", args={"query": "tea"})], _fence("for i in range(10):\n    await search('tea')")
     agents = {
         "call": Agent(_answering(one, 1), name="call", tools=[search]),
         "calls": Agent(_answering(one, 10), name="calls", tools=[search]),
         "cell": Agent(_answering(_fence("x = await search('tea')"), 1), name="cell", tools=[search], mode="code"),
-        "loop": Agent(
-            _answering(_fence("for i in range(10):\n    await search('tea')"), 1),
-            name="loop",
-            tools=[search],
-            mode="code",
-        ),
+        "loop": Agent(_answering(ten, 1), name="loop", tools=[search], mode="code"),
+        "slow calls": Agent(_answering(one, 10, ANSWER), name="slow-calls", tools=[search]),
+        "slow loop": Agent(_answering(ten, 1, ANSWER), name="slow-loop", tools=[search], mode="code"),
     }
     cpu: dict[str, list[float]] = {name: [] for name in agents}
     wall: dict[str, list[float]] = {name: [] for name in agents}
     async with Runtime(f"{params['dir']}/agent.db", agents=list(agents.values())) as runtime:
         for name in agents:
-            await (await runtime.session(f"{name}-warm", agent=name)).run("go")
+            await (await runtime.session(f"{name}-warm", agent=agents[name])).run("go")
         for number in range(params["times"]):
             for name in agents:
-                session = await runtime.session(f"{name}{number}", agent=name)
+                if name.startswith("slow") and number % 10:
+                    continue
+                session = await runtime.session(f"{name}{number}", agent=agents[name])
                 began, spent = time.perf_counter(), time.process_time()
                 await session.run("go")
                 cpu[name].append((time.process_time() - spent) * 1000)
@@ -78,6 +85,8 @@ async def _cells(params: Sample) -> Sample:
         "above_wall_ms": median(wall["cell"]) - median(wall["call"]),
         "loop_cpu_ms": median(cpu["loop"]),
         "calls_cpu_ms": median(cpu["calls"]),
+        "slow_loop_ms": median(wall["slow loop"]),
+        "slow_calls_ms": median(wall["slow calls"]),
     }
 
 

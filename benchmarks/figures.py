@@ -202,6 +202,7 @@ FIGURES = (
     Figure("wmc", "above the tool call, CPU ms", "above_cpu_ms", 1.5, cpu=True, floor=False, peers=()),
     Figure("wmc", "above the tool call, wall ms", "above_wall_ms", 20, floor=False, peers=()),
     Figure("wmc", "ten calls in a cell ÷ ten steps, CPU", "loop_cpu_ms/calls_cpu_ms", 0.5, floor=False, peers=()),
+    Figure("wmc", "the same, wall, with answers of 50 ms", "slow_loop_ms/slow_calls_ms", 0.5, floor=False, peers=()),
     Figure("wmr", "ms", "resume_ms", 50, floor=False, peers=()),
     Figure("wmi", "KiB each in the runtime", "held_kb", 64, floor=False, peers=()),
     Figure("wmi", "workers", "workers", 0, floor=False, peers=()),
