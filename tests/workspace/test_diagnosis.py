@@ -377,7 +377,7 @@ def test_time_for_failures_of_go_grows_with_their_number_and_not_faster() -> Non
     diagnoser, began = Diagnoser(), time.process_time()
     diagnoser.feed("stdout", b"".join(b"--- FAIL: TestTotal%d (0.00s)\n" % number for number in range(16_000)))
     diagnoser.feed("stdout", b"FAIL\texample.com/shop\t0.01s\n")
-    found = diagnoser.finish(Ending(1))
+    found = diagnoser.finish(CommandEnd(1))
 
     assert found is not None
     assert found.tests == Tests(None, 16_000, None, 0)
