@@ -398,9 +398,9 @@ class Runtime:
             activity.changed.set()
             if row.id in turns.parked.waiting:
                 turns.process_changed(row)
-            wakes.of(row)
-            process_feed.of(row)
-            tasks.of(row)
+            wakes.process_changed(row)
+            process_feed.process_changed(row)
+            tasks.process_changed(row)
 
         def may_forget() -> bool:
             return store.held() is None and not mode.draining
@@ -489,7 +489,7 @@ class Runtime:
         try:
             async with asyncio.timeout(timeout):
                 while True:
-                    await self._supervisor.finish_but(lambda: self._work.unheard().values())
+                    await self._supervisor.finish_but(lambda: self._work.unawaited().values())
                     parts.activity.polled.clear()
                     if not await could_work(parts, self._work, self._wakes, self._recover):
                         return True

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from mainstay.lifecycle.process import target, wake_for
+from mainstay.lifecycle.process import wake_for, wake_target
 from mainstay.model.process import (
     Cause,
     Event,
@@ -79,9 +79,9 @@ def test_nobody_is_told_who_did_not_ask(wake: WakeTarget | None) -> None:
 def test_the_target_that_was_set_last_is_told() -> None:
     moved = ProcessRecord(wake=WakeTarget("other"))
 
-    assert target(row(WakeTarget("chat"), moved)) == WakeTarget("other")
-    assert target(row(None, moved)) == WakeTarget("other")
-    assert target(row(WakeTarget("chat"), ProcessRecord(wake=WakeTarget("other", policy="none")))) is None
+    assert wake_target(row(WakeTarget("chat"), moved)) == WakeTarget("other")
+    assert wake_target(row(None, moved)) == WakeTarget("other")
+    assert wake_target(row(WakeTarget("chat"), ProcessRecord(wake=WakeTarget("other", policy="none")))) is None
 
 
 @pytest.mark.parametrize(

@@ -197,7 +197,7 @@ def session_parent(session_id: str) -> str:
     return f"{OF_SESSION}{session_id}"
 
 
-def target(row: ProcessRow) -> WakeTarget | None:
+def wake_target(row: ProcessRow) -> WakeTarget | None:
     """The session that a process wakes; None when it wakes none."""
     found = row.record.wake or row.registration.wake
     return None if found is None or found.policy == "none" else found
@@ -205,7 +205,7 @@ def target(row: ProcessRow) -> WakeTarget | None:
 
 def wake_for(row: ProcessRow, event: Event) -> WakeRow | None:
     """The wake that goes with an event, for the outbox; None for most. `row` is the process after the event."""
-    to = target(row)
+    to = wake_target(row)
     if to is None:
         return None
     if event.type == CANCELLED and _asked_for(row, to.session_id):

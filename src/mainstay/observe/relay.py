@@ -302,7 +302,7 @@ class Relay:
             self._announcing = self._spawn(self._announce(), "mainstay announce")
 
     async def _announce(self) -> None:
-        """Connect to the workers to tell them. The next poll lets go of them, if no session is followed by then."""
+        """Connect to the workers to tell them. The next poll drops the connections, if no session is followed by then."""
         try:
             rows = await self._turns.workers()
         except StoreError as error:
@@ -421,7 +421,7 @@ class Relay:
                 link.abort()
 
     async def _compare(self, rows: Sequence[WorkerRow]) -> None:
-        """Connect to workers that are new, and let go of those that are dead."""
+        """Connect to workers that are new, and drop those that are dead."""
         living = {row.id for row in rows}
         for worker_id in (self._links.keys() | self._missing) - living:
             link = self._links.pop(worker_id, None)

@@ -106,7 +106,7 @@ class TurnPlugins:
 
     Which hooks the session's plugins have is known when the turn begins: `at_boundaries`, `in_model_calls`, `at_end`
     and `after_commit` say whether there are any of these moments. `vets` before a call begins, `judges` before its
-    outcome is recorded, `projects` what the model sees of it, `looks` one of these two; `filters` for what is stored
+    outcome is recorded, `projects` what the model sees of it, `reviews` one of these two; `filters` for what is stored
     and shown beside outcomes, None where no plugin has any.
     """
 
@@ -129,7 +129,7 @@ class TurnPlugins:
         "in_model_calls",
         "issues",
         "judges",
-        "looks",
+        "reviews",
         "projects",
         "remembers",
         "vets",
@@ -153,7 +153,7 @@ class TurnPlugins:
         self.at_end, self.after_commit = not END_HOOKS.isdisjoint(table), "turn_persisted" in table
         self.vets, self.judges = "before_tool_call" in table, "after_tool_call" in table
         self.projects = "project_result" in table
-        self.looks = self.judges or self.projects
+        self.reviews = self.judges or self.projects
         filtering = table.get("filter_value")
         self.filters = None if filtering is None else Filters(filtering, self._base, self._report, None, self._metadata)
 

@@ -37,7 +37,7 @@ from mainstay.errors import (
     UnknownProcess,
     quoted,
 )
-from mainstay.lifecycle.process import OF_SESSION, target
+from mainstay.lifecycle.process import OF_SESSION, wake_target
 from mainstay.model.agent import Caller
 from mainstay.model.codec import error_text
 from mainstay.model.message import Metadata
@@ -528,14 +528,14 @@ class ProcessWorker:
             if run.resting and process_id not in needed and run.registration.contract.once_begun == "reattach":
                 run.leave()
 
-    def unheard(self) -> dict[str, str]:
+    def unawaited(self) -> dict[str, str]:
         """Runs whose work goes on elsewhere and whose end nothing in memory waits for and no session is woken by, as a
         server's: their names, by id."""
         awaited = self.awaited
         return {
             process_id: run.name
             for process_id, run in self.runs.items()
-            if run.resting and process_id not in awaited and target(run.row) is None
+            if run.resting and process_id not in awaited and wake_target(run.row) is None
             if run.registration.contract.once_begun == "reattach"
         }
 

@@ -284,7 +284,7 @@ class TaskTable:
         if hook is not None:
             self.hooks[token_of(row.registration)] = row.id, hook
 
-    def of(self, row: ProcessRow) -> None:
+    def process_changed(self, row: ProcessRow) -> None:
         """A process has changed: it may be one that we know how to stop, and is to stop, or a hidden one that ended."""
         if self.hooks and (not row.live or row.record.cancel is not None):
             hook = self.take_hook(row)

@@ -146,9 +146,9 @@ async def could_work(parts: SessionParts, work: ProcessWorker, wakes: Wakes, rec
     if parts.mode.draining or parts.store.held() is not None:
         return False  # what runs is waited for, and nothing else is taken up
     turns = [r for r in await parts.store.open_sessions() if r.state == "open" and r.agent in parts.definitions]
-    unheard = work.unheard()
+    unawaited = work.unawaited()
     active = await parts.store.active_processes()
-    processes = [r for r in active if work.can(r.registration) and r.id not in unheard]
+    processes = [r for r in active if work.can(r.registration) and r.id not in unawaited]
     owners = {row.owner for row in turns} | {row.owner for row in processes}
     if parts.worker.id in owners:
         return True

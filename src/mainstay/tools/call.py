@@ -597,8 +597,8 @@ class ActiveCall(CallHost):
             last = not isinstance(settle(result.end, call, spec), TryAgain)
             if isinstance(result.end, Ok) or await self.waits.completed(call, last):
                 return HandedOver(context.defer_timeout)
-        looks = self.plugins is not None and self.plugins.looks
-        return await self.seen(ready, result) if looks else result
+        reviews = self.plugins is not None and self.plugins.reviews
+        return await self.seen(ready, result) if reviews else result
 
     async def _register(self) -> AttemptResult:
         """Leave the call to the workers of processes: what it returns is a handle.
@@ -642,7 +642,7 @@ class ActiveCall(CallHost):
         args = self._shown(self.asked.args)
         if isinstance(outcome, Ok):
             return await returned(outcome.value, self.output_rules(spec, args))
-        if plugins is None or not plugins.looks:
+        if plugins is None or not plugins.reviews:
             return AttemptResult(outcome)
         return AttemptResult(await self.review(ToolSpec(self.asked.name) if spec is None else spec, args, outcome))
 
@@ -961,7 +961,7 @@ class ActiveCall(CallHost):
     async def seen(self, ready: Ready, result: AttemptResult) -> AttemptResult:
         """Let plugins look at an attempt that did not return a value; one that did has passed them already."""
         end, plugins, stop = result.end, self.plugins, stop_of(self.run.control)
-        if plugins is None or not plugins.looks or isinstance(end, Ok):
+        if plugins is None or not plugins.reviews or isinstance(end, Ok):
             return result
         spec = ready.entry.spec
         if isinstance(end, Again):
@@ -983,7 +983,7 @@ class ActiveCall(CallHost):
             return OutputRules(self.run.journal, budget)
         filters, name = plugins.filters, self.asked.name
         filter_file = None if filters is None else functools.partial(filters.content, "file", self.id, name)
-        if not plugins.looks:
+        if not plugins.reviews:
             return OutputRules(self.run.journal, budget, filter_file=filter_file)
         spec = ToolSpec(name) if spec is None else spec
         review = functools.partial(self.review, spec, args) if plugins.judges else None

@@ -22,7 +22,7 @@ from typing import TypeAlias
 from mainstay.engine.journal import spill, write_referring
 from mainstay.engine.runner import RuntimeMode, Supervisor
 from mainstay.errors import MainstayError, SessionDeleted, SessionFull, StoreError, UnknownSession
-from mainstay.lifecycle.process import statuses, target
+from mainstay.lifecycle.process import statuses, wake_target
 from mainstay.model.codec import encode_checked
 from mainstay.model.event import ProcessChanged
 from mainstay.model.message import Message
@@ -84,9 +84,9 @@ class Wakes:
 
     # ------------------------------------------------------------------ when
 
-    def of(self, row: ProcessRow) -> None:
+    def process_changed(self, row: ProcessRow) -> None:
         """A process has changed here: it may have left a wake for its session."""
-        to = target(row)
+        to = wake_target(row)
         if to is not None and (not row.live or any(each.wake is not None for each in row.registration.events)):
             self.call(to.session_id)
 
@@ -293,26 +293,26 @@ def _depth(wake: WakeRow) -> int:
 # no observer.
 
 REMEMBERED = 4096
-"""Processes whose last told event is remembered, so that nothing is told twice."""
+"""Processes whose last published event is remembered, so that nothing is published twice."""
 LATEST = 32
-"""Events of a process that are told when nothing of it was told before, and another OS process has written them."""
+"""Events of a process that are published when nothing of it was before, and another OS process has written them."""
 
 
 class ProcessFeed:
     """Brings events of processes into the feed, each once and in order.
 
-    `_rows` wait for that, each with the sequence after which its news begins; one task takes them. `_told` has the
-    last event of each that was told.
+    `_rows` wait for that, each with the sequence after which its news begins; one task takes them. `_published` has the
+    last event of each that was published.
     """
 
     def __init__(self, feed: Feed, store: Store, supervisor: Supervisor) -> None:
         self._feed, self._store, self._supervisor = feed, store, supervisor
         self._rows: dict[str, tuple[ProcessRow, int]] = {}
         self._publishing = False
-        self._told: OrderedDict[str, int] = OrderedDict()
+        self._published: OrderedDict[str, int] = OrderedDict()
         self._cursor: int | None = None
 
-    def of(self, row: ProcessRow) -> None:
+    def process_changed(self, row: ProcessRow) -> None:
         """A process has changed here."""
         if self._feed.sessions:
             self._add(row, row.record.sequence - 1)
@@ -329,8 +329,8 @@ class ProcessFeed:
 
     async def _before(self, row: ProcessRow, cursor: int) -> int:
         """The last event of a process that had happened at a cursor."""
-        if row.id in self._told:
-            return self._told[row.id]
+        if row.id in self._published:
+            return self._published[row.id]
         oldest = max(0, row.record.sequence - LATEST)
         return next((n - 1 for place, n, _ in await self._store.events(row.pid, oldest) if place > cursor), oldest)
 
@@ -347,7 +347,7 @@ class ProcessFeed:
         try:
             while self._rows:
                 row, after = self._rows.pop(next(iter(self._rows)))
-                await self._publish(row, self._told.get(row.id, after))
+                await self._publish(row, self._published.get(row.id, after))
         finally:
             self._publishing = False
 
@@ -357,10 +357,10 @@ class ProcessFeed:
         channels = [channel for each in await self._observers(row) if (channel := self._feed.listening(each))]
         found = await self._store.events(row.pid, after) if channels else []
         happened = [(sequence, event) for _, sequence, event in found if sequence <= row.record.sequence]
-        self._told[row.id] = row.record.sequence
-        self._told.move_to_end(row.id)
-        if len(self._told) > REMEMBERED:
-            self._told.popitem(last=False)
+        self._published[row.id] = row.record.sequence
+        self._published.move_to_end(row.id)
+        if len(self._published) > REMEMBERED:
+            self._published.popitem(last=False)
         known = {"process_id": row.id, "name": row.registration.name, "label": row.registration.label}
         became = statuses([event.type for _, event in happened], row.status)
         for (sequence, event), status in zip(happened, became, strict=True):
@@ -376,7 +376,7 @@ class ProcessFeed:
 
     async def _observers(self, row: ProcessRow) -> list[str]:
         """Sessions that somebody observes and whose process it is."""
-        to = target(row)
+        to = wake_target(row)
         near = {row.holder, None if to is None else to.session_id}
         observed = list(self._feed.sessions)
         return [each for each in observed if each in near or await self._store.is_granted(each, row.id)]

@@ -48,8 +48,8 @@ from mainstay.lifecycle.process import (
     same,
     same_asking,
     wake_for,
+    wake_target,
 )
-from mainstay.lifecycle.process import target as heard_by
 from mainstay.model import validate
 from mainstay.model.command import HELD
 from mainstay.model.ids import turn_id
@@ -777,7 +777,7 @@ async def transfer(tx: Transaction, write: Transfer) -> int:
 
 
 async def _transfer_one(tx: Transaction, row: ProcessRow, write: Transfer, agent: str) -> ProcessRow:
-    source, target, to = write.source, write.target, heard_by(row)
+    source, target, to = write.source, write.target, wake_target(row)
     if not await tx.read(IsGranted(target, row.pid)):
         row = await _grant(tx, row, target, write.at)
     row = await _revoke(tx, row, source, write.at)
