@@ -217,7 +217,7 @@ async def test_nothing_is_looked_up_while_nobody_observes(place: Place) -> None:
         await (await session.start(double, {"n": 1}, wake="none")).result(SOON)
         assert runtime._parts is not None
 
-        assert runtime._process_feed._told == {}
+        assert runtime._process_feed._published == {}
         assert runtime._parts.feed.sessions == []
 
 

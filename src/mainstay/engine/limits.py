@@ -252,7 +252,7 @@ class LimitedCall:
         return Spending(self.name, self._next(), settle=self.limits.settle(self._model, usage, self._size))
 
     def failed(self, refused: bool) -> Spending:
-        """It has no answer. What a provider refused has cost nothing; what was cut off, nobody knows."""
+        """It has no answer. What a provider refused has cost nothing; what was cut off is not known."""
         return Spending(self.name, self._next(), settle=Settle(free=refused or not self._asked))
 
     def _next(self) -> str:

@@ -70,7 +70,7 @@ def near(bound: Bound, account: Account) -> NearLimit:
 
 
 def settled(kind: str, account: Account, hold: Hold, how: Settle) -> Account:
-    """An account after the end of a call that something was reserved for. What nobody knows counts as reserved; what
+    """An account after the end of a call that something was reserved for. What is not known counts as reserved; what
     belongs to an earlier window does not count in this one."""
     account = replace(account, reserved=max(account.reserved - hold.amount, 0))
     taken = 0 if how.free else how.tokens if kind == "tokens" else how.money

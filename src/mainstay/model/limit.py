@@ -171,8 +171,8 @@ class Ask(Struct, frozen=True, gc=False):
 
 
 class Settle(Struct, frozen=True, gc=False, omit_defaults=True):
-    """How a call ended that something was reserved for: what it has taken, None where nobody knows. `free`: it was not
-    made, and all is given back."""
+    """How a call ended that something was reserved for: what it has taken, None where it is not known. `free`: it
+    was not made, and all is given back."""
 
     tokens: int | None = None
     money: int | None = None

@@ -1,6 +1,6 @@
 """Events of sessions that other workers run, brought into the channels of this Runtime.
 
-While somebody here reads a session, the session is followed: this Runtime subscribes to it at every living worker on
+While a reader here reads a session, the session is followed: this Runtime subscribes to it at every living worker on
 this machine, because any of them may take up its next turn. What they send goes into the session's own channel, with
 the cursor that it has at its worker, so that a reader may go on from it in any Runtime.
 
@@ -302,7 +302,7 @@ class Relay:
             self._announcing = self._spawn(self._announce(), "mainstay announce")
 
     async def _announce(self) -> None:
-        """Connect to the workers to tell them. The next poll drops the connections, if no session is followed by then."""
+        """Connect to the workers to tell them. The next poll closes these, if no session is followed by then."""
         try:
             rows = await self._turns.workers()
         except StoreError as error:

@@ -1,6 +1,6 @@
 """How the decisions of several plugins about one tool call become one.
 
-Before a call, the strongest directive stands, whoever gave it:
+Before a call, the strongest directive stands, whichever plugin gave it:
 
     4    AbortTurn (the call fails)
     3    ShortCircuit, not ok: a denial
@@ -132,7 +132,7 @@ class Fold:
             self.displaced.append(given)
 
     def outcome(self) -> ToolOutcome | None:
-        """How the call ends if somebody decided that; a denial under an abort keeps its words."""
+        """How the call ends if a plugin decided that; a denial under an abort keeps its words."""
         if self.winner is None:
             return None
         match self.winner[1]:

@@ -330,7 +330,7 @@ class Plugin:
         return {}
 
     def trigger_events(self) -> Iterable[TriggerEvent]:
-        """Events that the plugin's sources will report; listed for whoever subscribes to them."""
+        """Events that the plugin's sources will report; listed for subscribers."""
         return ()
 
     def engines(self) -> Iterable[Engine]:

@@ -54,7 +54,7 @@ class QueryHost(Snapshots, CatalogReads, TaskReads, MonitorReads, Protocol):
 
 
 def _nobody(value: Any) -> None:
-    """Nobody listens."""
+    """No reader listens."""
 
 
 class OperationContext(MetadataContext, frozen=True):
@@ -106,7 +106,7 @@ class QueueTurn(Struct, frozen=True, tag_field="kind", tag="queue_turn", omit_de
 
 
 class Result(Struct, Generic[T], frozen=True):
-    """A command's answer with what else it leads to: events for whoever observes the session, and directives."""
+    """A command's answer with what else it leads to: events for observers of the session, and directives."""
 
     output: T
     events: tuple[Any, ...] = ()

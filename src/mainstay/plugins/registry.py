@@ -127,7 +127,7 @@ class PluginSet:
 
     @property
     def extensions(self) -> dict[str, tuple[Extension, ...]]:
-        """The same, as a copy of its own for whoever asks."""
+        """The same, as a copy of its own for each caller."""
         return {
             name: tuple([Extension(each.plugin, copied(each.value)) for each in added])
             for name, added in self._extensions.items()
@@ -187,7 +187,7 @@ class PluginSession:
         self.acts = any(hook not in SESSION_HOOKS for hook in table)
 
     def hooks(self, name: str) -> Hooks:
-        """Who has this hook; empty when nobody does."""
+        """The plugins that have this hook."""
         return self.table.get(name) or _NOBODY[name]
 
     def has(self, name: str) -> bool:
@@ -202,7 +202,7 @@ class PluginSession:
 
     @property
     def names(self) -> Iterable[str]:
-        """The hooks that somebody has."""
+        """The hooks that at least one plugin has."""
         return self.table.keys()
 
     def and_also(self, plugin: Plugin) -> PluginSession:
@@ -351,7 +351,7 @@ _SOUND: weakref.WeakSet[type[Plugin]] = weakref.WeakSet()
 
 
 def _check_names(plugin: Plugin) -> None:
-    """A method whose name is nearly a hook's is never called: refuse it where somebody can still see why."""
+    """A method whose name is nearly a hook's is never called: refuse it where its author can still see why."""
     line = [kind for kind in type(plugin).__mro__ if kind not in (Plugin, object)]
     exempt = {name for kind in line for name in _given_names(kind)}
     methods = {name for kind in line for name, value in vars(kind).items() if _is_method(value)}

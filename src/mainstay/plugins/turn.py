@@ -129,9 +129,9 @@ class TurnPlugins:
         "in_model_calls",
         "issues",
         "judges",
-        "reviews",
         "projects",
         "remembers",
+        "reviews",
         "vets",
     )
 
@@ -407,7 +407,7 @@ class TurnPlugins:
         return replace(slot or Slot(), snapshots=changed or None, issues=issues, tool_state=edits)
 
     def note(self) -> None:
-        """A call is about to wait for somebody outside: what has changed until now is recorded with its question."""
+        """A call is about to wait for an answer from outside: what has changed is recorded with its question."""
         slot = self.slot(None)
         if slot is not None:
             self._run.note(Noted(slot, self._run.clock.now()))

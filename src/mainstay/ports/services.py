@@ -186,7 +186,7 @@ class Tasks(TaskReads, Protocol):
     ) -> str:
         """Say something to the running turn at its next boundary, or with the next turn; returns the input's id.
 
-        The same `key` with the same content is the same input, whoever in the session says it.
+        The same `key` with the same content is the same input, from whatever part of the session it comes.
         """
         ...
 
@@ -274,7 +274,7 @@ class Tasks(TaskReads, Protocol):
 
 class MonitorReads(Protocol):
     async def monitor_snapshot(self, *, session_id: str | None = None) -> MonitorSnapshot:
-        """The monitors of a session as they are, also those that plugins offer and nobody has started."""
+        """The monitors of a session as they are, also those that plugins offer and that were not started."""
         ...
 
     async def take_monitor_updates(self, after: int = 0, *, session_id: str | None = None) -> MonitorUpdates:

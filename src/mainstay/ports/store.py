@@ -240,7 +240,7 @@ class JobFolders(Protocol):
         ...
 
     def jobs_folder(self, make: bool = True) -> str:
-        """The folder of these folders, for our user alone; made unless it is there, or nobody wants to `make` it."""
+        """The folder of these folders, for our user alone; made unless it is there or `make` is false."""
         ...
 
 
@@ -249,7 +249,7 @@ class SharesFiles(Protocol):
     """What blobs can do that are files of this machine."""
 
     async def share(self, digest: str, path: str) -> bool:
-        """Let a file that nobody changes any more, and whose content is that of a blob, be one file on the disk with
+        """Let a file that is not changed any more, and whose content is that of a blob, be one file on the disk with
         it. False where that is not possible: then both stay."""
         ...
 

@@ -235,7 +235,7 @@ class ToolWork:
     def __init__(self, run: EngineRun, ready: Ready, home: Dispatcher, extras: CallExtras) -> None:
         self._run, self._ready, self._home, self._extras = run, ready, home, extras
         self._spec, self._clock, self._needs = ready.entry.spec, home.clock, ready.entry.needs
-        # Whoever started the process approved of it, and there is no turn in which a person could be asked.
+        # The start of the process approved of it, and there is no turn in which a person could be asked.
         recovery: Any = "rerun" if self._spec.recovery == "rerun" else "once"
         self._contract = replace(self._spec, recovery=recovery, approval="never")
         self.attempts = self.repeated = 0
@@ -435,7 +435,7 @@ class ToolWork:
                 if stop is StopCause.CANCELLED:
                     return self._cancelled(unknown=True)
                 if stop is StopCause.LEFT:
-                    raise Leaving  # whoever lets go of owner-bound work gives it up, and says so
+                    raise Leaving  # to release owner-bound work abandons it, which the store records
                 return self._given_up(reason)
             case _:
                 assert_never(end)

@@ -146,8 +146,8 @@ class Visible:
         return handle if self._asker.process is None else RestingHandle(self._service, handle, self._rest)
 
     def _stop_unheld(self, process_id: str) -> None:
-        """When the turn is cancelled while a process of its session is being started: nobody has its handle, so it is
-        asked to stop. The request is written after the registration, if that is still on its way."""
+        """When the turn is cancelled while a process of its session is being started: no caller has its handle, so it
+        is asked to stop. The request is written after the registration, if that is still on its way."""
         run = self._asker.run
         if run is None or run.control.request is None:
             return
@@ -337,7 +337,7 @@ class Visible:
             return Failed(error.code, f"cancel failed: {_error_words(error)}"), ()
         except ToolError as error:
             return Failed(error.code, f"cancel failed: {error.message}"), ()
-        except Exception as error:  # the host's own policy may raise anything; whoever asked is told
+        except Exception as error:  # the host's own policy may raise anything; the caller is told
             return Failed("cancel_refused", f"cancel failed: {error_text(error)}"), ()
 
     async def _cancelled(self, process_id: str, handle: Any, reason: str) -> ProcessRow:

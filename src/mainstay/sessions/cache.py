@@ -149,7 +149,7 @@ class Archive:
 
     async def view(self, row: SessionRow, known: View | None) -> View:
         """Committed history up to the head: what is known of it, and what was committed since."""
-        # A new object: somebody else may be loading the same history, or running on what is remembered.
+        # A new object: another task may be loading the same history, or running on what is remembered.
         fresh = View()
         if known is not None and 0 < known.head < row.head:
             fresh = View(known.head, list(known.messages), known.frame, known.summary, dict(known.snapshots))

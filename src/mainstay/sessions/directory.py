@@ -53,7 +53,7 @@ INDEX_PAUSE = 10.0
 
 
 class Retention(Struct, frozen=True):
-    """How long a Runtime keeps what nobody uses: sessions that were idle for so many days, and processes that ended so
+    """How long a Runtime keeps what is not used: sessions that were idle for so many days, and processes that ended so
     long ago.
 
     A session is left alone while it has an open turn, an input that waits, a fork, news that it has not heard, or a

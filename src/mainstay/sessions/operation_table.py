@@ -423,7 +423,7 @@ def _directive(given: object) -> QueueTurn:
 
 
 class ReadOnly:
-    """The services of a query. Others fail in words, so that nobody finds out from a stack trace."""
+    """The services of a query. Others fail in words, so that no caller finds out from a stack trace."""
 
     __slots__ = ("_host",)
 

@@ -57,7 +57,7 @@ KIND = "operation"
 
 
 class TaskCall(Struct, frozen=True):
-    """A task of a plugin that somebody wants to start, its arguments checked."""
+    """A task of a plugin that is to be started, its arguments checked."""
 
     agent: str
     operation: str
@@ -91,7 +91,7 @@ class OperationEngine:
         try:
             operations = self._operations(asked.input["agent"])
         except RuntimeClosed:
-            raise Leaving from None  # for whoever comes next
+            raise Leaving from None  # for the next worker
         await run.begin()
         try:
             work = operations.run_task(asked.name, asked.input["args"], asked.input["session_id"], task)
@@ -249,7 +249,7 @@ class Visit:
         """Put what has changed of the plugins' state on disk, to be recorded by the session's next turn."""
         setup = self._setup
         assert setup is not None
-        # Whoever saves later has what was changed before, and must not be overtaken.
+        # A later save contains what was changed before, so an earlier one must not land after it.
         async with self._parts.cache.of(session_id).saving:
             assert setup.kept is not None, "a session with plugins of its own knows what is recorded of them"
             taken = [(each.id, setup.kept.take(each)) for each in _changed(setup.kept, plugins)]
@@ -277,7 +277,7 @@ class Visit:
             return
 
     def _check(self, row: SessionRow, settings: Settings, setup: Setup) -> None:
-        """Refuse to write over what somebody else did to the same plugins since they were loaded here."""
+        """Refuse to write over what another writer did to the same plugins since they were loaded here."""
         cached = self._parts.cache.of(row.id)
         running = self._parts.cache.run(row.id) is not None
         if running and cached.setup is setup:

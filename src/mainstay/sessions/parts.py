@@ -81,7 +81,7 @@ def new_session(session_id: str, agent: str, metadata: dict[str, Scalar] | None 
 
 
 class ServiceScope:
-    """A session as one asker sees it: a hook of the turn `run`, a tool in its `call`, or somebody outside of turns.
+    """A session as one asker sees it: a hook of the turn `run`, a tool in its `call`, or a caller outside of turns.
 
     `where` tells hooks apart that may run at the same time; `turn` is also known to who asks after its commit. `opened`
     is the metadata that a session is to begin with which is not there yet.

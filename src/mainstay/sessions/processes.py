@@ -249,7 +249,7 @@ class TaskTable:
     # ------------------------------------------------------------------ hidden ones
 
     def hide(self, session_id: str, process_id: str) -> None:
-        """A hidden task was spawned: somebody may wait for it."""
+        """A hidden task was spawned: a task of the session may wait for it."""
         self.hidden.setdefault(session_id, {})[process_id] = None
 
     def reveal(self, session_id: str, process_id: str) -> None:
@@ -297,16 +297,16 @@ class TaskTable:
         """Stop tasks that other Runtimes asked to stop: only this one has their hooks."""
         for process_id, _ in list(self.hooks.values()):
             with contextlib.suppress(UnknownProcess):  # its registration is on its way
-                self.of(await self._processes.get(process_id))
+                self.process_changed(await self._processes.get(process_id))
 
     async def _stop(self, row: ProcessRow, hook: CancelHook) -> None:
         try:
             await self.stop(row, hook)
-        except Exception as error:  # somebody else's hook: its task stays as it is, asked to stop
+        except Exception as error:  # a hook of the host's may raise anything: its task stays as it is, asked to stop
             log.warning("task %s could not be stopped: %s", row.id, error)
 
     async def stop(self, row: ProcessRow, hook: CancelHook | None) -> None:
-        """Stop what somebody else does, as far as he has told us how, and say that it is cancelled."""
+        """Stop work outside by the hook that was given for that, and record that it is cancelled."""
         done = None if hook is None else hook()
         if inspect.isawaitable(done):
             await done

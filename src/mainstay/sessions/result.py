@@ -31,7 +31,7 @@ else:
 
 
 class Answering(Protocol[A_co]):
-    """An agent, as whoever reads its answers sees it."""
+    """An agent, as a reader of its answers sees it."""
 
     @property
     def name(self) -> str: ...

@@ -557,7 +557,7 @@ class Session(Generic[T_co]):
         """Begin a process for this session: a durable function, a tool or an agent. On disk when this returns.
 
         `wake` says how the session hears of its end: "turn" runs one when the session is idle, "notify" tells it with
-        its next turn, "none" tells nobody. The same `id` with the same content is the same process, started once.
+        its next turn, "none" does not wake it. The same `id` with the same content is the same process, started once.
         """
         self._parts.mode.check()
         await self._begin()
@@ -619,7 +619,7 @@ class Session(Generic[T_co]):
     async def monitors(self) -> MonitorSnapshot:
         """The monitors of this session as they are, also those that have ended: the last one under each id.
 
-        Those that plugins offer and nobody has started are idle.
+        Those that plugins offer and that were not started are idle.
         """
         self._parts.mode.check()
         with contextlib.suppress(UnknownSession):  # it is deleted: plugins offer it nothing any more
@@ -817,7 +817,7 @@ class Session(Generic[T_co]):
         self._parts.mode.check()
         turn, key = self._place(call_id)
         name = wait_id(ids.turn_id(self.id, turn), key, kind)
-        if kind != "approval":  # there may be several: one for each attempt that somebody was asked about
+        if kind != "approval":  # there may be several: one for each attempt that a person was asked about
             name = await self._newest_wait(name)
         resolved: Resolved = await self._parts.requests.resolve(name, answer)
         self._parts.relay.announce_write()
@@ -1007,13 +1007,13 @@ class SessionTools:
         return await self._services.tool_state()
 
     async def orphans(self) -> Sequence[str]:
-        """Tools that something was decided for and that nobody offers now; the decision waits for them."""
+        """Tools that something was decided for and that are not offered now; the decision waits for them."""
         await self._ready()
         catalog = await self._services.catalog()
         return catalog.orphans() if isinstance(catalog, Membership) else []
 
     async def apply(self, state: ToolState) -> int:
-        """Replace the state, if nobody edited it since `state` was read; returns the new generation."""
+        """Replace the state, if it was not edited since `state` was read; returns the new generation."""
         await self._begin()
         return await self._services.apply_tool_state(state)
 

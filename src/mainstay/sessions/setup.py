@@ -143,7 +143,7 @@ def opened_under(settings: Settings, row: SessionRow) -> tuple[ModelChoice | Non
 
 
 def lean(definition: Definition) -> Setup:
-    """For every session nobody decided anything for, of an agent whose plugins keep nothing for one."""
+    """For every session without decisions of its own, of an agent whose plugins keep nothing for one."""
     return Setup(definition, definition.plugins.shared, PluginStates((), {}), shared=True)
 
 
@@ -405,7 +405,7 @@ def _membership(
     def version() -> int:
         try:
             return fingerprint(counted)
-        except PluginFault as fault:  # what it hides may have changed, and nobody can tell
+        except PluginFault as fault:  # what it hides may have changed, which cannot be known
             raise TurnAborted(fault.plugin, "plugin_session", str(fault)) from fault
 
     counted = [plugin for plugin, _ in hiding.entries]
@@ -453,5 +453,5 @@ class Tracer:
 
 
 def probe_of(sink: TraceSink | None, session_id: str, turn_id: str | None = None) -> PhaseProbe | None:
-    """What writes when hooks begin and end, where somebody traces."""
+    """What writes when hooks begin and end, where there is a trace."""
     return None if sink is None else Tracer(sink, session_id, turn_id).write

@@ -2,7 +2,7 @@
 
     child session made ── input accepted under the process's id ── its turn awaited ── how that ended ends the process
 
-The turn is the session's. Whoever works on sessions runs it and recovers it; the process only waits for it, and holds
+The turn is the session's. The turn engine runs it and recovers it; the process only waits for it, and holds
 no place among those that are worked on. Every step is idempotent, so a process that is begun again goes on where it
 was left: nothing is asked of a model twice because its parent died.
 
@@ -152,7 +152,7 @@ def creating(asked: SubagentRequest, agent: str, child: str | None, label: str) 
 
 
 def child_session(process_id: str, agent: str) -> str:
-    """The session of a process: its id says whose it is, and is the same whoever asks."""
+    """The session of a process: its id says whose it is, and is the same for every caller."""
     name = f"{process_id}~{agent}".strip()
     if len(name) <= MAX_SESSION_ID:
         return name
@@ -222,7 +222,7 @@ class TurnEngine:
         return registration.name in self._parts.definitions
 
     def draft(self, what: Any, args: Mapping[str, Any]) -> Registration | None:
-        """How an agent is registered that somebody wants to start: the agent itself, or its name."""
+        """How an agent is registered that is to be started: the agent itself, or its name."""
         name = self._name(what)
         if name is None:
             return None
@@ -364,7 +364,7 @@ class TurnEngine:
             child.ended += 1
             if child.ended < len(child.turns):
                 continue
-            await run.catch_up()  # somebody elsewhere may have said more, and was told that it will be heard
+            await run.catch_up()  # another Runtime may have accepted an input for it
             if attention.messages:
                 continue
             if attention.request is not None:

@@ -119,9 +119,9 @@ async def sweep(store: Store, sweep_jobs: Callable[[], Awaitable[int]]) -> None:
 
 
 async def see_to_needs(parts: SessionParts, work: ProcessWorker) -> None:
-    """Take up what work in hand waits for and nobody has, until the Runtime is left.
+    """Take up what work in hand waits for and no worker owns, until the Runtime is left.
 
-    It looks when somebody here begins to wait, when something here has changed, and with every look of the watch: what
+    It looks when a task here begins to wait, when something here has changed, and with every poll of the watch: what
     is waited for becomes free in many ways, also by what others write.
     """
     while not parts.mode.leaving:

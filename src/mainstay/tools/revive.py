@@ -57,7 +57,7 @@ class ValueCodec:
             return self.convert(value)
 
     def convert(self, value: Any) -> Any:
-        """JSON of somebody who does not know the type: what can be read as a value of it is. ValueError otherwise."""
+        """JSON from a sender that does not know the type: read as a value of it where that can be, else ValueError."""
         try:
             found: Any = convert({"value": value}, self._holder, strict=False, str_keys=True, dec_hook=decode_foreign)
         except msgspec.ValidationError as error:

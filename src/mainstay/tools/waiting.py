@@ -206,7 +206,7 @@ class BodyWaits:
             if not ended.done():
                 await asyncio.wait({ended})
             if not ended.cancelled():
-                ended.exception()  # retrieved: whoever asks for the outcome gets it
+                ended.exception()  # retrieved: a task that asks for the outcome gets it
 
     @property
     def may_park(self) -> bool:

@@ -133,7 +133,7 @@ class Process(Generic[P, R_co]):
 
     @property
     def declared(self) -> Declared:
-        """What whoever starts it by its name has to know of it."""
+        """What a start by its name has to know of it."""
         return Declared(
             tuple([msgspec.to_builtins(each) for each in self.events]), self.open_signals, self.max_attempts
         )

@@ -3,7 +3,7 @@
     in a turn      Asking is on disk ── the model is asked ── Completed is on disk (inside a tool: with the next record)
     outside of one one unknown call is in the session's ledger ── the model is asked ── the ledger says what it cost
 
-What a crash cuts off is thus counted as unknown, also when nobody asks again.
+What a crash cuts off is thus counted as unknown, also when it is not asked again.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from mainstay.turn.tools import NATIVE
 
 LOST = Usage(unknown=1)
 FOUND = Usage(unknown=-1)
-"""An ask whose cost nobody has seen, and that it was seen after all."""
+"""An ask whose cost was not seen, and that it was seen after all."""
 
 
 class DirectCompletions:
@@ -146,7 +146,7 @@ class DirectCompletions:
             record = await self._answer(provider, replace(request, call_id=f"{self._at.id}:{key}"), key)
             if call is not None:
                 run.journal.spending.append(call.settled(record.usage))
-        except BaseException as error:  # whatever ended it, whoever adds up must not take it for one under way
+        except BaseException as error:  # whatever ended it, a sum of costs must not take it for one under way
             if call is not None:
                 run.journal.spending.append(call.failed(_refused(error)))
             cost = Usage() if _refused(error) else None
@@ -228,7 +228,7 @@ class DirectCompletions:
         It counts in the hour in which it began, so that what was unknown at first is taken back where it was added.
         """
         whom = metadata_text(await self._at.metadata())
-        while True:  # somebody else's edit is all that can be in the way, and no cost may be lost
+        while True:  # only an edit of another task can be in the way, and no cost may be lost
             row = await self._at.row_or_new()
             adds = await usage_rows(self._at.parts.store, row, hour_of(began), whom, costs)
             settings = load_settings(row.settings)
@@ -236,7 +236,7 @@ class DirectCompletions:
             for label, model, usage in costs:
                 labels[label] = labels.get(label, Usage()) + usage
                 models[model] = models.get(model, Usage()) + usage
-            # A name of its own: whoever counts the same at the same time must not take our count for its.
+            # A name of its own: a task that counts the same at the same time must not take our count for its own.
             wanted = replace(settings, ledger=_spent(labels), models=_spent(models), saved=self._at.parts.mint("o"))
             try:
                 await self._at.configure(row.id, row.agent, dump_settings(wanted), row.settings, adds, spending)
@@ -295,7 +295,7 @@ def _answer_to(run: Run, key: str) -> Completed | None:
 
 
 def _cut_off(run: Run, key: str) -> bool:
-    """Whether a crash found this question unanswered, and nobody has asked it since."""
+    """Whether a crash found this question unanswered, and it was not asked since."""
     begun = any(type(record) is Asking and record.key == key for record in run.records[: run.found])
     return begun and not any(type(record) is Completed and record.key == key for record in run.records)
 
@@ -340,7 +340,7 @@ def _messages(asked: str | Sequence[Message], system: str) -> list[Message]:
 
 
 def _specs(tools: Sequence[Any]) -> tuple[ToolSpec, ...]:
-    """What a model is shown of tools that it may call and nobody runs."""
+    """What a model is shown of tools that it may call and that are not run."""
     found: dict[str, ToolSpec] = {}
     for each in validate.several(tools, "tools"):
         spec = each if isinstance(each, ToolSpec) else getattr(each, "spec", None)

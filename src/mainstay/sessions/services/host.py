@@ -88,7 +88,7 @@ class Children:
                 await self._make(request, ids.check_session_id(child), agent)
                 break
             except StaleSettings:
-                continue  # somebody else was faster: there is a child now, or something else that is in the way
+                continue  # another task was faster: there is a child now, or something else that is in the way
         if request.said is not None:
             await self._at.parts.inbox.accept(child, agent, request.said, "queue", "first")
         return child
@@ -167,7 +167,7 @@ class Children:
             try:
                 await self._at.configure(row.id, row.agent, wanted, row.settings)
             except StaleSettings:
-                continue  # somebody else changed something: on top of that
+                continue  # another task changed something: on top of that
             return
 
 
@@ -294,12 +294,12 @@ class SessionHost(MonitorServices):
             return self._edit_running(self._run, edits)
         row = await self.scope.row_or_new(session_id)
         probe = await self._membership(row)
-        while True:  # an edit that is refused means that somebody else's went through
+        while True:  # an edit that is refused means that one of another task went through
             settings = load_settings(row.settings)
             if generation is not None and settings.tools.generation != generation:
                 raise StaleSettings(row.id)
             probe.state = settings.tools
-            probe.edit(edits)  # refuses names that nobody knows
+            probe.edit(edits)  # refuses names of no tool
             wanted = dump_settings(replace(settings, tools=edited_tools(settings.tools, edits)))
             try:
                 row = await self.scope.configure(row.id, row.agent, wanted, row.settings)

@@ -147,7 +147,7 @@ class TaskServices:
             )
             if parent_end == "cancel":
                 run.start_children()
-        if isinstance(what, MonitorSpec) and parent_end == "abandon":  # nobody is left to be told
+        if isinstance(what, MonitorSpec) and parent_end == "abandon":  # no session is left to be told
             start = replace(start, parent=session_parent(row.id), parent_end="cancel")
         start = replace(start, asker=ProcessAsk("start", row.id, self.scope.call))
         begin = functools.partial(self._owned(row).start, what, args, wake)
@@ -162,7 +162,7 @@ class TaskServices:
         self._keeper.hide(row.id, process_id)  # before it begins: it may have ended when its registration returns
         try:
             return await self._spawn(row, process_id, what, work, listed=False)
-        except BaseException:  # also a cancellation: its caller gets no handle, and nobody waits for it
+        except BaseException:  # also a cancellation: its caller gets no handle, and no task waits for it
             self._keeper.reveal(row.id, process_id)
             raise
 
@@ -214,7 +214,7 @@ class TaskServices:
     async def _named(
         self, row: SessionRow, task: TaskSpec, begin: Callable[[str], Awaitable[ProcessHandle[Any]]]
     ) -> ProcessHandle[Any]:
-        """Begin a task under its name: the write refuses a second live one, whoever begins it at the same time."""
+        """Begin a task under its name: the write refuses a second live one, also one begun at the same time."""
         while True:
             process_id = await self._free_id(row.id, task)
             try:

@@ -1,7 +1,7 @@
 """Telling sessions what their processes have to say: what waits in the outbox becomes inputs.
 
     session idle     everything that waits, in order, is one input: a turn when any of it asks for one, else a note
-    session busy     it gathers; when the turn has committed and nobody's input waits, it is the next turn
+    session busy     it gathers; when the turn has committed and no input waits, it is the next turn
     next is open     people go first: what only notifies is a note to their turn, what asks for a turn waits on
     woken just now   it gathers until `GATHER_SECONDS` have passed since the last woken turn began: a process that tells
                      something a hundred times a second makes a few turns, not a hundred
@@ -40,7 +40,7 @@ from mainstay.sessions.wakes.late_results import WakeNews, read, read_news
 log = logging.getLogger("mainstay.sessions")
 
 EXPIRY_MS = 7 * 86_400_000
-"""For so long a wake waits for somebody who has its session's agent."""
+"""For so long a wake waits for a worker that has its session's agent."""
 AT_ONCE = 1000
 """Wakes in one input; more are the turn after it."""
 GATHER_SECONDS = 0.25
@@ -93,7 +93,7 @@ class Wakes:
     def call(self, session_id: str) -> None:
         """Something may wait for this session."""
         if self._mode.draining:
-            return  # it stays in the outbox, for whoever comes next
+            return  # it stays in the outbox, for the next Runtime
         self._called.add(session_id)
         if session_id not in self._reading:
             self._reading.add(session_id)
@@ -153,7 +153,7 @@ class Wakes:
         return False
 
     async def _expire(self, session_id: str, wakes: list[WakeRow]) -> None:
-        """Give up what nobody can deliver. A busy session is no reason: it hears when it is idle."""
+        """Discard wakes that no worker can deliver. A busy session is no reason: it is woken when it is idle."""
         row = await self._store.session(session_id)
         if (row is not None and row.turn is not None) or await self._agent_of(row, wakes[0]) in self._definitions:
             return
@@ -267,11 +267,11 @@ class Wakes:
         )
 
     async def _agent_of(self, row: SessionRow | None, wake: WakeRow) -> str | None:
-        """Whose session it is, or will be: one that nobody has spoken to is begun by its first wake."""
+        """Whose session it is, or will be: one without any input is begun by its first wake."""
         if row is not None:
             return row.agent
         process = await self._store.process(read(wake).process_id)
-        to = None if process is None else target(process)
+        to = None if process is None else wake_target(process)
         return None if to is None else to.agent or None
 
     async def _discard(self, wakes: Sequence[WakeRow], reason: str) -> None:
@@ -375,7 +375,7 @@ class ProcessFeed:
                 channel.publish_relayed(ProcessChanged, "", known | fields)
 
     async def _observers(self, row: ProcessRow) -> list[str]:
-        """Sessions that somebody observes and whose process it is."""
+        """Sessions that have readers and whose process it is."""
         to = wake_target(row)
         near = {row.holder, None if to is None else to.session_id}
         observed = list(self._feed.sessions)

@@ -7,7 +7,7 @@
 
 The id of the process stands for that of the call. There is no turn: a result may be replaced, and a fault withholds it,
 as in one; events and traces are emitted. What a plugin wants said or created beside it has no place, and is logged.
-What was decided is in what is written next, so nobody is asked again once that is on disk.
+What was decided is in what is written next, so no plugin is asked again once that is on disk.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class LateResults:
         return await Showing(self._parts, row, setup, call.call_id, tool, call.args).vetted(outcome)
 
     async def filters(self, agent: str, session_id: str) -> Filters | None:
-        """What values of a session pass that come outside of its turns; None when nobody filters them."""
+        """What values of a session pass that come outside of its turns; None when no plugin filters them."""
         if not self._concerned(agent, "filter_value"):
             return None
         row = await self._parts.store.session(session_id)
@@ -85,7 +85,7 @@ class LateResults:
         return self._filters(row, await self.setup(row))
 
     async def annotation(self, row: SessionRow, call_id: str, call: ToolCall, answer: Answer) -> str:
-        """What somebody outside says about a call that is over, as its session is told of it."""
+        """What a program outside says about a call that is over, as its session is told of it."""
         value, reason = answer.value, answer.reason
         if answer.verdict != "rerun" and self._concerned(row.agent, "after_tool_call"):
             given = Ok(value) if answer.verdict == "done" else Failed("settled_as_failed", reason, value)
@@ -132,7 +132,7 @@ class LateResults:
         process = await self._parts.store.process(news.wake.process_id)
         tool, args = _asked(process, setup, news.wake.name)
         showing = Showing(self._parts, row, setup, news.wake.process_id, tool, args)
-        # Why it was cancelled is whoever's words that wanted it: the tool's engine has not seen them.
+        # The reason of a cancel comes from its caller: the tool's engine has not seen it.
         ended = news.wake.type in ENDS.values() and isinstance(outcome, Ok | Failed)
         seen = outcome if ended and _is_vetted(process, row.id) else await showing.vetted(outcome)
         seen = await showing.projected(seen)

@@ -27,7 +27,7 @@ from mainstay.stores.rules.rows import (
 )
 
 LOST = Settle()
-"""How a call ended whose end nobody saw."""
+"""How a call ended whose end was not seen."""
 MAX_FAMILY = 64
 
 
@@ -125,7 +125,9 @@ async def _key(tx: Transaction, per: str, row: SessionRow, turn: int, own: dict[
 
 
 async def close(tx: Transaction, row: SessionRow, owner: str, turn: int, spendings: tuple[Spending, ...]) -> None:
-    """A turn ends: settle its last call, and forget what is kept of it. What it leaves in flight nobody will see."""
+    """A turn ends: settle its last call, and forget what is kept of it.
+
+    The end of what it leaves in flight will not be seen."""
     await spend(tx, row, owner, spendings, turn)
     await _forget(tx, [each for each in await tx.read(ReservationsOf(row.id)) if each.turn == turn or not each.name])
 

@@ -529,11 +529,11 @@ class WriterFile:
         self._connection.execute("COMMIT")
         if (gone := self._files.displaced()) is not None and not self._fold(gone):
             raise self._refusal(gone)
-        # Under the lock still: whoever refers to one of these later finds it gone.
+        # Under the lock still: a write that refers to one of these later finds it gone.
         while self._doomed:
             self._blobs.remove(*self._doomed.popitem())
         before = self._lock.noted()
-        # Before it is noted: counted a moment late, our own would pass for somebody else's.
+        # Before it is noted: counted a moment late, our own would pass for one of another process.
         others, last = self._counted
         self._counted = (others + max(0, before.writes - last), before.writes + 1)
         place, crc = self._rows.last or (before.place, before.crc)
@@ -654,7 +654,7 @@ class WriterFile:
         return last is not None
 
     def _sweep(self, write: Sweep) -> int:
-        """Judge orphans inside the transaction, where nobody can add a reference meanwhile; they go when it is through.
+        """Judge orphans inside the transaction, where no write can add a reference; they go when it is through.
 
         Deleted at once, a blob would be missing if a rollback brought its last reference back.
         """
@@ -668,7 +668,7 @@ class WriterFile:
 
     def close(self) -> None:
         try:
-            with contextlib.suppress(StoreUnavailable):  # whoever holds it has the file open: we fold nothing back
+            with contextlib.suppress(StoreUnavailable):  # a process that holds it has the file open: no checkpoint here
                 self._lock.hold()
             self._connection.close()
         finally:

@@ -17,7 +17,7 @@ The rules, each with a test:
   case the commit had landed after all, and otherwise sent again in a transaction of its own. This is the thread's work,
   also for a batch that failed on the loop.
 - A process that is out of memory or threads is told so by `StoreUnavailable`; the thread lives on.
-- A cancelled `await` cancels nothing here: the write lands, only nobody hears of it.
+- A cancelled `await` cancels nothing here: the write lands, only no task gets its answer.
 - A write's size is capped before it gets here, so one session cannot hold up the rest.
 """
 
@@ -298,7 +298,7 @@ class GroupWriter:
             self._wakeup.close()
 
     def _serve(self, work: Callable[[Sequence[Item]], None], batch: Sequence[Item]) -> None:
-        """Write a batch. Nothing ends the thread: whoever writes next would wait for ever."""
+        """Write a batch. Nothing ends the thread: the next write would wait for ever."""
         if not batch:
             return
         self.batches += 1
@@ -338,7 +338,7 @@ class GroupWriter:
         try:
             self._apply_all(batch)
             self._backend.commit()
-        except Exception:  # whoever caused it, the others of the batch must not suffer: each is tried alone
+        except Exception:  # one write may have caused it, and the others of the batch must land: each is tried alone
             self._write_singly(batch)
 
     def _give_up(self, batch: Sequence[Item], error: Exception) -> None:
@@ -414,7 +414,7 @@ class GroupWriter:
         try:
             loop.call_soon_threadsafe(_resolve, items)
         except RuntimeError:
-            return  # the loop was closed under us; what was written stays written, and nobody is left to hear of it
+            return  # the loop was closed under us: what was written stays written, and no task waits for it
 
 
 def _insist(work: Callable[[Any], None], subject: Any) -> None:

@@ -69,7 +69,8 @@ _SINCE = struct.Struct("<Q")
 """After the note: since when the WAL could not be folded whole, in milliseconds; 0 when the last try did it."""
 
 PATIENCE = 10.0
-"""Seconds to wait for whoever writes. A transaction takes milliseconds; one that does not end was stopped in it."""
+"""Seconds to wait for another process that writes. A transaction takes milliseconds; where it does not end, the process
+was stopped in it."""
 
 _own: set[int] = set()
 """Descriptors of this process that hold locks, or may."""
@@ -199,7 +200,7 @@ class LockFile:
             log.warning("cannot note the last commit: %s", error)
 
     def unfolded_since(self) -> int:
-        """Since when nobody could fold the WAL whole, in milliseconds of wall time; 0 when that is no trouble."""
+        """Since when no process could checkpoint the whole WAL, in milliseconds of wall time; 0 where none failed."""
         try:
             data = os.pread(self._descriptor, _SINCE.size, _FORMAT.size)
         except OSError as error:

@@ -1,10 +1,10 @@
 """Work on a whole store: its copies, how one is told from its original, and giving all free pages back at once.
 
-Whoever goes on with a copy while the original lives does everything a second time, under the same idempotency keys. So
-a copy is *held*: it reads and accepts, and nothing in it can be claimed, until a person says by `restore` that it is to
-go on. Then it gets an id of its own. A copy is recognised by its mark, which `back_up` puts into it and which is put
-into a database that is opened without its lock file (`database.WriterFile`). A whole folder copied with its lock file
-cannot be told from its original.
+A Runtime that goes on with a copy while the original lives does everything a second time, under the same idempotency
+keys. So a copy is *held*: it reads and accepts, and nothing in it can be claimed, until a person says by `restore` that
+it is to go on. Then it gets an id of its own. A copy is recognised by its mark, which `back_up` puts into it and which
+is put into a database that is opened without its lock file (`database.WriterFile`). A whole folder copied with its lock
+file cannot be told from its original.
 
     back_up    snapshot → database and mark in a folder of its own → blobs → the database gets its name
     restore    under the lock: the new id and no mark, in one transaction → the note in the lock file

@@ -105,7 +105,7 @@ REMEMBERED = 4096
 
 
 class Known(Struct):
-    """What is known of a session that somebody works on. `inputs`, `waits`: whether it may have any.
+    """What is known of a session that a worker owns. `inputs`, `waits`: whether it may have any.
 
     `records` is how many records turn `turn` has; 0 is no turn.
     """
@@ -127,8 +127,8 @@ class SqlRows:
 
     The owner of a turn writes to it again and again, and every write begins with the session's row. What this
     connection has written is therefore remembered, until anybody else commits anything or a transaction is undone: rows
-    of sessions and processes that somebody owns, by number; where sessions are listed; how far journals go; the ids of
-    new processes that nobody waits for or is a child of; the sums of what sessions have spent; and the next numbers
+    of sessions and processes that a worker owns, by number; where sessions are listed; how far journals go; the ids of
+    new processes that no process waits for or is a child of; the sums of what sessions have spent; and the next numbers
     of new rows.
     """
 
@@ -225,7 +225,7 @@ class SqlRows:
         row = known.row if known is not None else await self.session_by_sid(rows.SessionBySid(sid))
         if row is None:
             return TurnRows(None)
-        known = self._known.get(sid) or Known(row)  # one that nobody owns is not remembered
+        known = self._known.get(sid) or Known(row)  # one without an owner is not remembered
         if known.turn == turn:
             records = known.records
         else:

@@ -2,7 +2,7 @@
 
 A worker's row names its socket: a file in the folder of workers, or, where that path is too long for a socket, one in a
 short private folder. The store may come from a stranger, so that a row leads to no socket but one that a worker of ours
-would make: under that name, of this user, and in a folder that nobody else may enter.
+would make: under that name, of this user, and in a folder that no other user may enter.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The SQLite store: one file, one writing connection, readers beside it.
 
     agent.db            the database, in WAL mode with synchronous=FULL: what is acknowledged has been synced
-    agent.db-lock       held by whoever writes or checkpoints; it says what was last acknowledged
+    agent.db-lock       held by the process that writes or checkpoints; it says what was last acknowledged
     agent.db-workers/   one locked file for each live Runtime: the kernel frees the lock when its process dies
     agent.db-blobs/     what is too large for a row
     agent.db-jobs/      one folder for each command: its output, its exit status, the socket of its shim
@@ -156,8 +156,8 @@ class SqliteStore:
     async def sweep(self, grace: float = SWEEP_GRACE) -> int:
         self._live()
         before, swept = time.time_ns() - round(grace * 1e9), 0
-        # Chosen in pieces outside of any transaction, so that a folder full of blobs stops nobody. Whether they really
-        # go is decided in the transaction that deletes them.
+        # Chosen in pieces outside of any transaction, so that a folder full of blobs stops no writer. Whether they
+        # really go is decided in the transaction that deletes them.
         old = await in_thread(self.blobs.old, before)
         for at in range(0, len(old), SWEEP_AT_ONCE):
             with reading(self.path):
@@ -408,7 +408,7 @@ class SqliteStore:
         if not make:
             return str(folder)
         try:
-            # For its owner alone, whoever may use the database: output of commands, and sockets that write to them.
+            # For its owner alone, although others may use the database: output of commands and their sockets are there.
             make_folder(folder, replace(access_of(self.path), mode=PRIVATE.mode))
         except OSError as error:
             raise StoreUnavailable(f"cannot make the folder {folder} for commands: {error.strerror}") from None
