@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -159,3 +160,60 @@ async def test_a_server_on_stdio_leaves_when_its_client_does(tmp_path: Path) -> 
         assert server.stdin is not None
         server.stdin.close()
         assert await asyncio.to_thread(server.wait, SOON) == 0
+
+
+def first_lines(server: subprocess.Popen[bytes], *asked: dict[str, Any]) -> list[Any]:
+    """What comes on stdout when these requests are sent, a line for each of them."""
+    assert server.stdin is not None
+    assert server.stdout is not None
+    found = []
+    for each in asked:
+        server.stdin.write(json.dumps(each).encode() + b"\n")
+        server.stdin.flush()
+        found.append(json.loads(server.stdout.readline()))
+    return found
+
+
+INITIALIZE = {
+    "jsonrpc": "2.0", "id": 0, "method": "initialize",
+    "params": {
+        "protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "plain", "version": "1"},
+    },
+}  # fmt: skip
+
+
+async def test_what_agents_print_is_not_taken_for_messages(tmp_path: Path) -> None:
+    agent = tmp_path / "noisy.py"
+    agent.write_text(
+        "print('loading')\nfrom mainstay import Agent, ToolCall, tool\nfrom mainstay.testing import ScriptedModel\n\n"
+        "@tool\ndef shout() -> str:\n    print('working')\n    return 'ok'\n\n"
+        "loud = Agent(ScriptedModel([[ToolCall(name='shout')], 'done']), name='loud', tools=[shout])\n"
+    )
+    command = [sys.executable, "-m", "mainstay", "mcp", f"{agent}:loud", "--store", str(tmp_path / "a.db")]
+    with subprocess.Popen(
+        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as server:
+        _, told = await asyncio.to_thread(first_lines, server, INITIALIZE, call("prompt", text="go"))
+        _, complaints = server.communicate(timeout=SOON)
+
+    assert told["result"]["structuredContent"]["text"] == "done"
+    assert b"loading\n" in complaints
+    assert b"working\n" in complaints
+
+
+async def test_server_whose_client_leaves_in_a_turn_leaves_too_and_the_turn_goes_on(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        words(tmp_path), cwd=ROOT, env=surroundings(tmp_path), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as server:
+        await asyncio.to_thread(first_lines, server, INITIALIZE)
+        assert server.stdin is not None
+        server.stdin.write(json.dumps(call("prompt", text="deliver", session="s")).encode() + b"\n")
+        server.stdin.flush()
+        await until((tmp_path / "begun").exists)
+        server.stdin.close()
+        assert await asyncio.to_thread(server.wait, SOON) == 0
+    (tmp_path / "go").touch()
+    async with over_stdio(tmp_path) as client:
+        result = await client.call_tool("result", {"turn": "s.1"})
+
+    assert said(result) == "thank you"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
 import logging
 import signal
@@ -55,16 +56,23 @@ def mcp(
                 f"{host} can be reached from other machines, and this server asks nobody who they are: mount "
                 "`mainstay.server.mcp(runtime).streamable_http_app()` in an application of yours that does"
             )
-        runtime, alone = load_runtime(agents[0], store) if len(agents) == 1 else None, False
-        if runtime is None:
-            functions = {each.definition: each for name in agents for each in load_functions(name)}
-            given, alone = [load_agent(name) for name in agents], True
-            runtime = Runtime(store_path(store), agents=given, processes=list(functions.values()))
+        with _kept_off_stdout() if http is None else contextlib.nullcontext():
+            runtime, alone = load_runtime(agents[0], store) if len(agents) == 1 else None, False
+            if runtime is None:
+                functions = {each.definition: each for name in agents for each in load_functions(name)}
+                given, alone = [load_agent(name) for name in agents], True
+                runtime = Runtime(store_path(store), agents=given, processes=list(functions.values()))
         server = make_server(runtime, namespace=namespace)
         await (_on_stdio(runtime, server, alone) if http is None else _over_http(runtime, server, host, http, alone))
         return OK
 
     perform(work)
+
+
+def _kept_off_stdout() -> contextlib.AbstractContextManager[Any]:
+    """What modules of agents and hooks print is for people: on stdout a client would take it for messages. The SDK sees
+    to that from when it serves."""
+    return contextlib.redirect_stdout(sys.stderr)
 
 
 def _is_local(host: str) -> bool:
@@ -80,7 +88,10 @@ async def _on_stdio(runtime: Runtime, server: Any, alone: bool) -> None:
     me = asyncio.current_task()
     assert me is not None
     with on_signals({signal.SIGINT: me.cancel, signal.SIGTERM: me.cancel}):
-        async with runtime, stdio_server() as (reading, writing):
+        async with contextlib.AsyncExitStack() as opened:
+            with _kept_off_stdout():
+                await opened.enter_async_context(runtime)
+            reading, writing = await opened.enter_async_context(stdio_server())
             if alone:
                 await warn_of_limits(runtime.store)
             await server.run(reading, writing, server.create_initialization_options())

@@ -12,10 +12,12 @@ import asyncio
 import contextlib
 import hashlib
 import hmac
+import json
+import re
 import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterable, Generator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 from urllib.parse import quote, unquote
 
 import msgspec
@@ -30,9 +32,11 @@ from mainstay.errors import (
     UnknownSession,
     quoted,
 )
+from mainstay.model import validate
 from mainstay.model.codec import clean_text
 from mainstay.model.event import AnyEvent, RateLimitWait, ToolFinished, ToolProgress, ToolStarted
 from mainstay.model.ids import mint, split
+from mainstay.model.message import Message
 from mainstay.model.outcome import PendingCall, Queued, Waiting
 from mainstay.model.session import ListedSession
 from mainstay.ports.store import Store
@@ -60,9 +64,15 @@ MESSAGES = 1000
 STATE_LASTS = 30 * 24 * 3600.0
 """Seconds in which a person may answer a question; after that the client asks for the turn again."""
 
+CALL_IDS = ("id", "call_id")
+"""Fields of a message's parts that begin with the id of its session."""
+LONGEST_PROGRESS = 1000
+LONGEST_NAMESPACE = 100
+
 ServerContext: TypeAlias = ServerRequestContext["OpenTurns", Any]
-OpenTurns: TypeAlias = dict[types.RequestId, tuple[Session, str]]
-"""The turns that requests of one connection wait for, each with its session."""
+OpenTurns: TypeAlias = dict[types.RequestId, tuple[Session, str] | Literal["begun", "cancelled"]]
+"""The turns that requests of one connection wait for, each with its session; before there is a turn, whether its
+request was cancelled."""
 
 
 class PromptArguments(Struct, frozen=True, forbid_unknown_fields=True):
@@ -146,7 +156,7 @@ def make_server(runtime: Runtime, namespace: str, descriptions: Mapping[str, str
         on_read_resource=shown.read_session,
     )
     server.add_notification_handler("notifications/cancelled", types.CancelledNotificationParams, shown.cancelled)
-    server.middleware.append(StableRequestState(runtime.store, server.name))
+    server.middleware.append(StableRequestState(runtime.store, f"{server.name}:{namespace}"))
     return server
 
 
@@ -180,6 +190,13 @@ class AgentServer:
             if name not in names:
                 raise InvalidInput(f"there is no agent {quoted(name)} to describe: the Runtime has {', '.join(names)}")
         self._agents = {"prompt": names[0]} if len(names) == 1 else {f"prompt_{name}": name for name in names}
+        text = validate.plain_text(namespace)
+        fits = text is not None and text.isprintable() and len(text) <= LONGEST_NAMESPACE
+        if not fits or namespace[-1:].isalnum():  # clients of `a` would reach the sessions of `ab-`
+            raise InvalidInput(
+                f"namespace={quoted(namespace):.200} is not usable: give what ends with a sign that is no letter or "
+                "digit, such as 'guest-'"
+            )
 
     # ------------------------------------------------------------------ tools
 
@@ -213,6 +230,9 @@ class AgentServer:
         self, ctx: ServerContext, params: types.CallToolRequestParams
     ) -> types.CallToolResult | types.InputRequiredResult:
         given = params.arguments or {}
+        turns, number = ctx.lifespan_context, _number(ctx)
+        if number is not None:
+            turns[number] = "begun"
         try:
             if params.name == "result":
                 return await self._result(ctx, params, msgspec.convert(given, OfTurn))
@@ -225,7 +245,10 @@ class AgentServer:
         except msgspec.ValidationError as error:
             return _refused("invalid_input", f"the arguments do not fit: {error}")
         except MainstayError as error:
-            return _refused(error.code, error.summary)
+            return _refused(error.code, self._without_namespace(error.summary))
+        finally:
+            if number is not None and isinstance(turns.get(number), str):
+                del turns[number]
 
     async def _prompt(
         self, ctx: ServerContext, params: types.CallToolRequestParams, agent: str, asked: PromptArguments
@@ -239,6 +262,9 @@ class AgentServer:
             # A client that gives up now must not leave it open whether its words were accepted.
             with anyio.CancelScope(shield=True):
                 await stack.enter_async_context(turn)
+                number = _number(ctx)
+                if number is not None and ctx.lifespan_context.get(number) == "cancelled":
+                    await session.cancel("cancelled by a client", by="mcp", turn_id=turn.turn_id)
             stack.enter_context(self._waited_for(ctx, session, turn.turn_id))
             await _report(ctx, turn)
             return await self._answer(ctx, session, await turn.result())
@@ -281,7 +307,7 @@ class AgentServer:
             if ctx.protocol_version in MODERN_PROTOCOL_VERSIONS:
                 asked = tuple([Question(call.call_id, call.approves) for call in questions])
                 return types.InputRequiredResult(
-                    input_requests={call.call_id: _request(call) for call in questions},
+                    input_requests={self._outside(call.call_id): self._request(call) for call in questions},
                     request_state=msgspec.json.encode(RequestState(self._outside(result.turn_id), asked)).decode(),
                 )
             async with _reported(ctx, session, result.turn_id):
@@ -293,7 +319,7 @@ class AgentServer:
         """Ask over the open connection; False when a question was left unanswered."""
         for call in questions:
             try:
-                answer = await ctx.session.elicit_form(_question(call), APPROVAL_SCHEMA, ctx.request_id)
+                answer = await ctx.session.elicit_form(self._question(call), APPROVAL_SCHEMA, ctx.request_id)
             except (MCPError, NoBackChannelError):
                 return False
             if not await _decide(session, call.call_id, answer):
@@ -321,7 +347,7 @@ class AgentServer:
         for question in asked:
             if waiting.get(question.call_id) != question.approves:
                 continue  # it was answered elsewhere, or something else is asked now
-            answer = answers.get(question.call_id)
+            answer = answers.get(self._outside(question.call_id))
             complete &= isinstance(answer, types.ElicitResult) and await _decide(session, question.call_id, answer)
         return complete
 
@@ -350,7 +376,7 @@ class AgentServer:
     def _waited_for(self, ctx: ServerContext, session: Session, turn: str) -> Generator[None, None, None]:
         """Note which turn a request waits for. Over HTTP nobody may cancel by the number of a request: others use the
         same numbers, and a client that goes away may come back."""
-        number = ctx.request_id if ctx.request is None else None
+        number = _number(ctx)
         if number is not None:
             ctx.lifespan_context[number] = session, turn
         yield
@@ -360,8 +386,11 @@ class AgentServer:
 
     async def cancelled(self, ctx: ServerContext, params: types.CancelledNotificationParams) -> None:
         """The client's person stopped a request: its turn ends too."""
-        found = None if params.request_id is None else ctx.lifespan_context.pop(params.request_id, None)
-        if found is not None:
+        turns, number = ctx.lifespan_context, params.request_id
+        found = None if number is None else turns.pop(number, None)
+        if number is not None and isinstance(found, str):
+            turns[number] = "cancelled"  # its turn is just being accepted
+        elif isinstance(found, tuple):
             session, turn = found
             await session.cancel(clean_text(params.reason or "cancelled by a client"), by="mcp", turn_id=turn)
 
@@ -416,7 +445,7 @@ class AgentServer:
             "agent": row.agent,
             "state": row.state,
             "omitted": max(0, len(messages) - MESSAGES),
-            "messages": [message_json(message) for message in messages[-MESSAGES:]],
+            "messages": [self._message(message) for message in messages[-MESSAGES:]],
             "pending": [self._pending(call) for call in await session.pending()],
         }
         text = msgspec.json.encode(body).decode()
@@ -432,26 +461,44 @@ class AgentServer:
     def _outside(self, name: str) -> str:
         return name.removeprefix(self._namespace)
 
+    def _without_namespace(self, text: str) -> str:
+        """What we say of a session, as clients know it."""
+        return re.sub(rf"(?<!\w){re.escape(self._namespace)}", "", text) if self._namespace else text
+
     def _pending(self, call: PendingCall) -> dict[str, Any]:
         return {**pending_json(call), "call_id": self._outside(call.call_id)}
+
+    def _message(self, message: Message) -> dict[str, Any]:
+        shown = message_json(message)
+        for part in shown["parts"]:
+            part |= {name: self._outside(part[name]) for name in CALL_IDS if isinstance(part.get(name), str)}
+        return shown
+
+    def _question(self, call: PendingCall) -> str:
+        """The whole call: whoever approves must see all of it, also signs that a screen would not show."""
+        args = _seen(msgspec.json.format(msgspec.json.encode(call.args), indent=2).decode())
+        why = f"\n{_seen(clean_text(call.reason))}" if call.reason else ""
+        return f"The agent wants to call {call.tool} ({self._outside(call.call_id)}) with\n{args}{why}"
+
+    def _request(self, call: PendingCall) -> types.ElicitRequest:
+        return types.ElicitRequest(
+            params=types.ElicitRequestFormParams(message=self._question(call), requested_schema=APPROVAL_SCHEMA)
+        )
+
+
+def _number(ctx: ServerContext) -> types.RequestId | None:
+    """The number under which a request may be cancelled. Over HTTP others use the same numbers."""
+    return ctx.request_id if ctx.request is None else None
+
+
+def _seen(text: str) -> str:
+    """Text with signs that nobody sees as their escapes, which mean the same in JSON."""
+    return "".join([each if each.isprintable() or each == "\n" else json.dumps(each)[1:-1] for each in text])
 
 
 def _can_ask(ctx: ServerContext) -> bool:
     capabilities = ctx.session.client_capabilities
     return capabilities is not None and capabilities.elicitation is not None
-
-
-def _question(call: PendingCall) -> str:
-    """The whole call: whoever approves must see all of it."""
-    args = msgspec.json.format(msgspec.json.encode(call.args), indent=2).decode()
-    why = f"\n{clean_text(call.reason)}" if call.reason else ""
-    return f"The agent wants to call {call.tool} ({call.call_id}) with\n{args}{why}"
-
-
-def _request(call: PendingCall) -> types.ElicitRequest:
-    return types.ElicitRequest(
-        params=types.ElicitRequestFormParams(message=_question(call), requested_schema=APPROVAL_SCHEMA)
-    )
 
 
 async def _decide(session: Session, call_id: str, answer: types.ElicitResult) -> bool:
@@ -496,7 +543,7 @@ def _progress(event: AnyEvent) -> str:
         case ToolStarted(tool=tool):
             return f"{tool} …"
         case ToolProgress(tool=tool, value=value):
-            return f"{tool}: {value}"
+            return f"{tool}: {value!s:.{LONGEST_PROGRESS}}"
         case ToolFinished(tool=tool, outcome=outcome) if outcome is not None:
             return f"{tool}: {outcome_kind(outcome)}"
         case RateLimitWait(limit=limit):
