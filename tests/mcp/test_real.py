@@ -16,7 +16,7 @@ from mainstay import Agent, ToolCall
 from mainstay.mcp import McpServer
 from mainstay.model.event import ToolStarted
 from mainstay.model.llm import ModelRequest
-from mainstay.model.tool import Ok, OutcomeUnknown
+from mainstay.model.tool import Failed, Ok, OutcomeUnknown
 from mainstay.testing import FunctionModel
 from tests.kit import Place, until
 
@@ -51,6 +51,49 @@ def repository(tmp_path: Path) -> Path:
     git(folder, "commit", "-qm", "Say hello")
     (folder / "hello.txt").write_text("hello, world\n")
     return folder
+
+
+ASKING = """
+from typing import Annotated
+from mcp.server import MCPServer
+from mcp.server.mcpserver.resolve import Elicit, Resolve
+from pydantic import BaseModel
+
+server = MCPServer("hotel")
+
+class When(BaseModel):
+    hour: int
+
+async def when(room: str) -> Elicit[When]:
+    return Elicit("When?", When)
+
+@server.tool()
+async def book(room: str, at: Annotated[When, Resolve(when)]) -> str:
+    return f"{room} at {at.hour}"
+
+server.run()
+"""
+
+
+async def test_question_of_a_server_that_was_started_again_is_over_and_may_be_asked_again(tmp_path: Path) -> None:
+    """Unless it is given a key, a server of the SDK seals what it asks with one of its process."""
+    (tmp_path / "hotel.py").write_text(ASKING)
+    hotel = McpServer("hotel", command=[sys.executable, str(tmp_path / "hotel.py")], start_timeout=120)
+    agent = in_turn(*[("mcp__hotel__book", {"room": "blue"})] * 2)
+    place = Place("sqlite", tmp_path)
+    async with place.runtime(agent, mcp=[hotel]) as runtime:
+        parked = await (await runtime.session("s")).run("go")
+    async with place.runtime(agent, mcp=[hotel]) as runtime:
+        session = await runtime.session("s")
+        await session.answer(parked.pending[0].call_id, {"hour": 7})
+        await until(session.pending)
+        await session.answer((await session.pending())[0].call_id, {"hour": 9})
+        result = await session.result(parked.turn_id)
+
+    over, again = result.tool_calls
+    assert isinstance(over.outcome, Failed)
+    assert over.outcome.code == "mcp_question_over"
+    assert again.value == {"result": "blue at 9"}
 
 
 async def test_two_servers_work_and_one_is_killed_in_mid_call(tmp_path: Path, repository: Path) -> None:

@@ -39,6 +39,8 @@ UNREADABLE, REFUSED = -32098, -32099
 """Codes of our transports: an answer that cannot be read, and a message that a status of HTTP refused."""
 SESSION_OVER = "Session terminated"
 """What the SDK says of an answer that the server knows the session no more: it has not looked at the message."""
+STATE_REFUSED = "invalid_request_state"
+"""What a server of the SDK says when it cannot open the state that came back with an answer: it runs no tool then."""
 LONGEST_TEXT = 4000
 MOST_FILES = 32
 """Files of one result that a model is shown. More of them are refused by providers, in this turn and in all later."""
@@ -73,6 +75,12 @@ def answered(server: McpServer) -> Generator[None, None, None]:
             raise _no_result(server, error.message) from None
         if server.url and error.message == SESSION_OVER:
             raise ToolError("its session at the server is over; nothing was done", code="mcp_unavailable") from None
+        if isinstance(error.data, dict) and error.data.get("reason") == STATE_REFUSED:
+            raise ToolError(
+                "the server does not know any more what it had asked for: it was started again since, or too much time "
+                "went by; nothing was done, and the same call has it ask again",
+                code="mcp_question_over",
+            ) from None
         raise ToolError(_said(error.message), code="mcp_error", data={"code": error.code}) from None
     except (ValidationError, RuntimeError) as error:  # the SDK refuses what does not fit the protocol
         raise _no_result(server, str(error)) from None
