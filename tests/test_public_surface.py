@@ -259,12 +259,22 @@ def test_an_error_says_what_to_do(error: Exception, says: str) -> None:
         ("provider_failed", {"code": "busy", "message": "try later"}, "provider_failed: busy: try later"),
         ("budget_spent", {"which": "steps", "limit": 3}, "budget_spent: steps"),
         (
+            "limit_reached",
+            {"kind": "money", "limit": 0.02, "spent": 0.0192, "per": "metadata.user", "key": "u-17", "window": "day"},
+            "limit_reached: 0.0192 of 0.02 money are spent by metadata.user 'u-17', window day",
+        ),
+        (
+            "limit_reached",
+            {"kind": "turns", "limit": 2000, "spent": 2000},
+            "limit_reached: 2,000 of 2,000 turns are spent by all",
+        ),
+        (
             "waiting",
             {"calls": [{"tool": "pay", "call_id": "s.1.1.0", "kind": "approval"}]},
             "waiting: pay (s.1.1.0) waits for approval",
         ),
     ],
-    ids=["stuck", "provider_failed", "budget_spent", "waiting"],
+    ids=["stuck", "provider_failed", "budget_spent", "limit of a user", "limit of all", "waiting"],
 )
 def test_a_turn_that_did_not_finish_says_why_in_words(kind: str, outcome: dict[str, object], says: str) -> None:
     assert str(errors.TurnFailed("s.1", kind, outcome)) == f"turn s.1 did not finish: {says}"

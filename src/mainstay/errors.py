@@ -547,6 +547,11 @@ def _details(outcome: Any) -> list[str]:
     if not isinstance(outcome, dict):
         return []
     told = [str(outcome[name]) for name in ("code", "message", "which", "reason") if outcome.get(name)]
+    if "spent" in outcome:  # a limit of the Runtime
+        per, key, window = (outcome.get(name) for name in ("per", "key", "window"))
+        span = f", window {window}" if window else ""
+        whose = f" by {per} {quoted(key)}" if key is not None else " by all"
+        told.append(f"{outcome['spent']:,} of {outcome['limit']:,} {outcome['kind']} are spent{whose}{span}")
     return told + [f"{call['tool']} ({call['call_id']}) waits for {call['kind']}" for call in outcome.get("calls", ())]
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
+from typing import Any
+
 import pytest
 
 from mainstay.model.agent import Budget
@@ -127,6 +130,14 @@ def test_money_ends_the_turn_at_the_step_that_reaches_the_limit(money: float, st
     machine = asking(Budget(money=money))
 
     assert steps_until_the_end(machine, usage=Usage(cost=0.25)) == (steps, Finish(BudgetSpent("money", money)))
+
+
+@pytest.mark.parametrize("money", [0.1, "0.1", Decimal("0.1")], ids=repr)
+def test_a_tenth_of_money_is_a_tenth_however_it_is_given(money: Any) -> None:
+    """As a float it is a little more, and a cost of exactly that would let another call through."""
+    machine = asking(Budget(money=money))
+
+    assert steps_until_the_end(machine, usage=Usage(cost=Decimal("0.1"))) == (1, Finish(BudgetSpent("money", 0.1)))
 
 
 @pytest.mark.parametrize(("elapsed", "effect"), [(1_999, CallModel(2)), (2_000, Finish(BudgetSpent("seconds", 2.0)))])

@@ -58,7 +58,7 @@ from mainstay.cli.render import (
     whole_call,
 )
 from mainstay.cli.sessions import SessionArgument
-from mainstay.errors import MissingSession
+from mainstay.errors import MissingSession, TurnFailed
 from mainstay.model.event import (
     AnyEvent,
     Gap,
@@ -73,7 +73,7 @@ from mainstay.model.event import (
     WaitingFor,
 )
 from mainstay.model.ids import check_session_id, split, turn_id
-from mainstay.model.outcome import PendingCall, Queued, Waiting, kind_of
+from mainstay.model.outcome import LimitReached, PendingCall, Queued, Waiting, kind_of
 from mainstay.model.tool import ToolOutcome
 from mainstay.plugins.operations import OperationDefinition, OperationOutcome
 from mainstay.ports.store import OnDisk, Store
@@ -422,6 +422,8 @@ def _report(result: TurnResult[Any], wish: Wish) -> None:
             complain(f"then: mainstay run … --session {result.session_id} --resume")
     elif kind != "finished":
         reason = next((v for n in ("message", "reason", "which") if (v := getattr(result.outcome, n, ""))), "")
+        if isinstance(result.outcome, LimitReached):
+            reason = TurnFailed(result.turn_id, kind, msgspec.to_builtins(result.outcome)).why
         complain(f"turn {result.turn_id}: {kind}{': ' if reason else ''}{reason}")
     elif wish.session is None and sys.stderr.isatty():
         complain(f"go on with --session {result.session_id}")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import Literal, TypeAlias
 
 from msgspec import Struct
 
 from mainstay.errors import InvalidDefinition, quoted
 from mainstay.model.message import NO_METADATA, Metadata
+from mainstay.model.spending import money
 from mainstay.model.tool import OutputBudget
 
 Mode: TypeAlias = Literal["tools", "code"]
@@ -32,7 +34,7 @@ class Budget(Struct, frozen=True, gc=False, omit_defaults=True):
 
     steps: int | None = 100
     tokens: int | None = None
-    money: float | None = None
+    money: Decimal | float | str | None = None
     seconds: float | None = None
     no_progress: int | None = 12
     calls: int | None = 10_000
@@ -43,10 +45,12 @@ class Budget(Struct, frozen=True, gc=False, omit_defaults=True):
             value = getattr(self, name)
             if value is not None and not (type(value) is int and 0 <= value < MOST):
                 raise InvalidDefinition(f"a budget of {quoted(value)} {name} is not usable: give 0 or more, or None")
-        for name in ("money", "seconds"):
-            value = getattr(self, name)
-            if value is not None and not (type(value) in (int, float) and 0 <= value < MOST):
-                raise InvalidDefinition(f"a budget of {quoted(value)} {name} is not usable: give 0 or more, or None")
+        if self.money is not None and money(self.money) is None:
+            raise InvalidDefinition(f"a budget of {quoted(self.money)} money is not usable: give 0 or more, or None")
+        if self.seconds is not None and not (type(self.seconds) in (int, float) and 0 <= self.seconds < MOST):
+            raise InvalidDefinition(
+                f"a budget of {quoted(self.seconds)} seconds is not usable: give 0 or more, or None"
+            )
 
 
 class Caller(Struct, frozen=True):

@@ -85,6 +85,7 @@ from mainstay.model.record import (
     Slot,
     Started,
 )
+from mainstay.model.spending import money
 from mainstay.model.tool import Cancelled, Failed, Ok
 from mainstay.model.transcript import Transcript, calls_in
 from mainstay.turn import prompt
@@ -503,8 +504,8 @@ class Machine:
         state, budget = self.state, self._budget
         if budget.tokens is not None and state.usage.total >= budget.tokens:
             return BudgetSpent("tokens", budget.tokens)
-        if budget.money is not None and (state.usage.cost or 0) >= budget.money:
-            return BudgetSpent("money", budget.money)
+        if (most := money(budget.money)) is not None and (state.usage.cost or 0) >= most:
+            return BudgetSpent("money", float(most))
         if budget.seconds is not None and state.elapsed_ms >= budget.seconds * 1000:
             return BudgetSpent("seconds", budget.seconds)
         if budget.no_progress is not None and state.idle_steps >= budget.no_progress:
