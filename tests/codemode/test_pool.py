@@ -13,11 +13,15 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import pydantic_monty
 import pytest
 
 from mainstay.codemode import monty as module
-from mainstay.errors import InvalidDefinition, RuntimeClosed
-from mainstay.model.code import CellEnd, Given, Paused
+from mainstay.codemode.dumps import CellState
+from mainstay.codemode.stubs import Functions
+from mainstay.codemode.worker import LOST, MontyCell, MontyWorker
+from mainstay.errors import DumpRefused, InvalidDefinition, RuntimeClosed
+from mainstay.model.code import CellEnd, CodeLimits, Given, Paused
 from tests.codemode.kit import AT, TOOLS, executing, run
 from tests.kit import SOON, until
 
@@ -114,6 +118,50 @@ async def test_a_worker_that_is_killed_costs_its_cell_and_no_other() -> None:
         assert (end.error.code, end.error.rolled_back) == ("lost", True)
         assert (await run(repl, "x", check=False)).end.value == "1"
         assert (await run(repl, "x")).end.value == "1"  # the checker's worker was killed as well
+
+
+async def test_a_worker_that_dies_before_its_cell_is_saved_loses_the_cell_and_no_variable() -> None:
+    """Who saves the cell is the first to notice, and Monty has taken the worker back by the next step."""
+    async with executing() as executor:
+        repl = await executor.open()
+        await run(repl, "x = 1")
+        large = "big = 'x' * 400_000\nfor n in range(3):\n    await search('a')"  # is not saved in its steps
+        await repl.begin(large, TOOLS, at=AT, seed="s")
+        await repl.dump("first")
+        await repl.resume(Given(0, 1))
+        assert repl._worker is not None
+        repl._worker.kill()
+        with pytest.raises(DumpRefused):
+            await repl.dump("second")
+        end = await repl.resume(Given(1, 1))
+        later = await run(repl, "x")
+
+    assert isinstance(end, CellEnd)
+    assert end.error is not None
+    assert end.error.code == "lost"
+    assert later.end.value == "1"
+
+
+class Dying(MontyWorker):
+    """Dies when it is asked for the variables that a cell has left."""
+
+    def dump(self) -> bytes:
+        self.kill()
+        return super().dump()
+
+
+@pytest.mark.parametrize("code", ["1", "x = 1\n1 / 0", "calls = [search('a')]\nawait calls[0]"])
+def test_a_worker_that_dies_while_variables_are_saved_loses_the_cell(code: str) -> None:
+    functions, limits = Functions(TOOLS), CodeLimits()
+    cell = MontyCell(functions, limits, CellState(code, AT, "s"), 0, ("calls",))
+    with pydantic_monty.Monty(min_processes=1) as pool:
+        worker = Dying(pool, limits, "s", functions)
+        step = cell.begin(worker, None)
+        if isinstance(step, Paused):
+            step = cell.resume(worker, None, Given(0, "tea"))
+
+    assert step == CellEnd(error=LOST)
+    assert cell.variables is None
 
 
 async def test_a_worker_has_limits_of_the_os() -> None:

@@ -304,8 +304,9 @@ class MontyRepl:
                     self._executor.places.rests(self)
                 return Paused()
             frozen, self._frozen = self._frozen, None
-            if self._worker is None and not frozen:
+            if frozen == b"" or (self._worker is None and frozen is None):  # it died before it could be saved
                 self._cell = None
+                await self._give_back()
                 return CellEnd(error=blocking.LOST, notes=cell.notes)
             return await self._step(cell, cell.resume, None if self._worker is not None else frozen, answer)
 

@@ -403,17 +403,8 @@ class MontyCell:
 
     def _over(self, end: CellEnd, *, keep: bool) -> CodeStep:
         worker = self._worker
-        if keep and worker is not None:
-            fault = self._close_calls(worker) if self._keepers and self._emitted else None
-            variables = worker.dump()
-            if len(variables) > self._limits.state:
-                most = self._limits.state
-                text = f"its variables take {len(variables):,} bytes when they are saved, and may take {most:,}"
-                fault = _limit("state", text)
-            if fault is not None:
-                end, keep = CellEnd(error=fault), False
-            else:
-                self.variables = variables
+        if keep and worker is not None and (fault := self._keep(worker)) is not None:
+            end, keep = CellEnd(error=fault), False
         calls = tuple(self._fresh)
         self.ended(
             CellEnd(self._text(), end.value, end.error, self.notes),
@@ -423,6 +414,23 @@ class MontyCell:
             self.calls.clear()  # what it asked for and was not told of yet never comes out
         assert self.end is not None
         return self.end if not self.calls else Paused(calls)
+
+    def _keep(self, worker: MontyWorker) -> CodeError | None:
+        """Take the variables that the cell leaves. Says why they cannot be kept."""
+        try:
+            fault = self._close_calls(worker) if self._keepers and self._emitted else None
+            variables = worker.dump()
+        except monty.MontyCrashedError as error:
+            return self._crashed(error)
+        except (monty.MontyError, OSError, TimeoutError):
+            return LOST
+        if len(variables) > self._limits.state:
+            most = self._limits.state
+            text = f"its variables take {len(variables):,} bytes when they are saved, and may take {most:,}"
+            fault = _limit("state", text)
+        if fault is None:
+            self.variables = variables
+        return fault
 
     def _close_calls(self, worker: MontyWorker) -> CodeError | None:
         """Make the calls that the cell leaves in variables raise in later cells; which limit that reached."""
