@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, Never, NoReturn, TypeAlias, Type
 
 from mainstay.engine.deps import function_of_caller
 from mainstay.errors import InvalidDefinition, PluginConflict, quoted
-from mainstay.model import validate
+from mainstay.model import ids, validate
 from mainstay.model.agent import WAKE_DEPTH, AgentSpec, Budget, Caller, Mode
 from mainstay.model.code import CPython
 from mainstay.model.codec import clean_text, error_text
@@ -319,10 +319,37 @@ class Chat(Generic[T]):
         async with self._open() as session, session.stream(said) as turn:
             yield turn
 
+    async def approve(self, call_id: str) -> TurnResult[T]:
+        """Let a call run that its tool declared with `approval="ask"` (`result.pending` has it), and wait for the rest
+        of its turn, and for the answers to what was said meanwhile."""
+        async with self._going_on() as session:
+            await session.approve(call_id)
+            return await session.result(_turn_of(call_id))
+
+    async def reject(self, call_id: str, reason: str = "") -> TurnResult[T]:
+        """Refuse such a call, and wait likewise; the model is told the reason."""
+        async with self._going_on() as session:
+            await session.reject(call_id, reason)
+            return await session.result(_turn_of(call_id))
+
+    async def cancel(self, reason: str = "") -> None:
+        """Give up the turn that waits for a person or for something outside; what was said meanwhile is answered."""
+        async with self._going_on() as session:
+            await session.cancel(reason)
+
     async def history(self) -> list[Message]:
         """What was said so far, by both."""
         async with self._open() as session:
             return list(await session.history())
+
+    @contextlib.asynccontextmanager
+    async def _going_on(self) -> AsyncGenerator[Session[T]]:
+        """The session, whose turn that waits is answered or ended; left when those behind it have their answers."""
+        async with self._open() as session:
+            behind = await session.queue()
+            yield session
+            for each in behind:
+                await session.result_or_queued(each.turn_id)
 
     @contextlib.asynccontextmanager
     async def _open(self) -> AsyncGenerator[Session[T]]:
@@ -345,6 +372,10 @@ class Chat(Generic[T]):
 
 CHAT = "chat"
 """The id of a chat's only session."""
+
+
+def _turn_of(call_id: str) -> str:
+    return ids.turn_id(CHAT, ids.call_in(CHAT, call_id)[0])
 
 
 class _Bridge(threading.local):

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, Caller, ModelRequest
-from mainstay.errors import InvalidDefinition, InvalidInput
+from mainstay import Agent, Caller, ModelRequest, ToolCall, tool
+from mainstay.errors import AlreadyAnswered, InvalidDefinition, InvalidInput, UnknownCall
 from mainstay.model.event import TextDelta
+from mainstay.model.outcome import Queued
 from mainstay.testing import FunctionModel
 from tests.kit import TellingModel, agent_calling, texts, untyped
 
@@ -109,3 +110,55 @@ def test_what_a_chat_cannot_use_is_refused_before_anything_is_said(options: Any)
 async def test_a_keyword_of_another_library_is_refused() -> None:
     with pytest.raises((InvalidInput, InvalidDefinition, TypeError)):
         await Agent("scripted").chat().run("go", **untyped({"message_history": []}))
+
+
+@tool(approval="ask")
+def pay(amount: int) -> str:
+    """Pay."""
+    return f"paid {amount}"
+
+
+async def paying(request: ModelRequest) -> str | list[ToolCall]:
+    last = request.messages[-1]
+    for _ in range(50):  # a turn that is not waited for does not end by chance
+        await asyncio.sleep(0)
+    if last.role == "user":
+        return [ToolCall("", "pay", {"amount": 3})] if "pay" in last.text else f"{last.text} back"
+    return str(last.tool_results[0].content)
+
+
+async def test_a_call_that_asks_is_approved_and_its_turn_goes_on() -> None:
+    chat = Agent(FunctionModel(paying), tools=[pay]).chat()
+    asked = await chat.run("pay")
+    behind = await chat.run("hello")
+    approved = await chat.approve(asked.pending[0].call_id)
+
+    assert (asked.waiting, behind.outcome.__class__, approved.text) == (True, Queued, "paid 3")
+    assert approved.turn_id == asked.turn_id
+    assert (await chat.run("and now")).text == "and now back"
+    assert texts(await chat.history())[-4:] == ["hello", "hello back", "and now", "and now back"]
+
+
+async def test_a_call_that_asks_is_refused_with_a_reason_for_the_model() -> None:
+    chat = Agent(FunctionModel(paying), tools=[pay]).chat()
+    asked = await chat.run("pay")
+    refused = await chat.reject(asked.pending[0].call_id, "too much")
+
+    assert "too much" in refused.text
+    assert (await chat.run("hello")).text == "hello back"
+
+
+async def test_a_turn_that_waits_is_given_up_and_the_chat_goes_on() -> None:
+    chat = Agent(FunctionModel(paying), tools=[pay]).chat()
+    asked = await chat.run("pay")
+    await chat.cancel("never mind")
+
+    assert (await chat.run("hello")).text == "hello back"
+    with pytest.raises((UnknownCall, AlreadyAnswered)):
+        await chat.approve(asked.pending[0].call_id)
+
+
+@pytest.mark.parametrize("call_id", ["", "chat.1", "other.1.1.0", 7])
+async def test_what_is_no_call_of_a_chat_is_refused(call_id: Any) -> None:
+    with pytest.raises(UnknownCall):
+        await Agent(FunctionModel(paying), tools=[pay]).chat().approve(call_id)
