@@ -8,21 +8,23 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, Caller, ModelSettings, Plugin, ProcessContext, ToolCall, ToolContext, process, tool
+from mainstay import Agent, Caller, Message, ModelSettings, Plugin, ProcessContext, ToolCall, ToolContext, process, tool
 from mainstay.engine.journal import load
 from mainstay.errors import Conflict, InvalidArguments, InvalidInput, MetadataConflict
-from mainstay.model.llm import ModelRequest
+from mainstay.model.llm import ModelRequest, ModelResponse
 from mainstay.model.monitor import MonitorSpec
 from mainstay.model.plugin import CreateSession
 from mainstay.model.record import Said
 from mainstay.plugins import (
     CatalogContext,
     CommandContext,
+    InputContext,
     QueryContext,
     QueueTurn,
     Result,
     SessionContext,
     SnapshotWriter,
+    StreamContext,
     TaskContext,
     command,
     query,
@@ -428,6 +430,10 @@ class Clerk(Plugin):
     def snapshot(self, writer: SnapshotWriter) -> int:
         return self.changes
 
+    def transform_input(self, ctx: InputContext, message: Message) -> Message:
+        self.seen.append(("input", dict(ctx.metadata)))
+        return message
+
     def hidden_tools(self, ctx: CatalogContext) -> list[str]:
         self.seen.append(("hidden tools", dict(ctx.metadata)))
         return [] if ctx.metadata.get("user") == "u-17" else ["work"]
@@ -470,9 +476,9 @@ class Counting:
     def __init__(self, seen: Seen) -> None:
         self.seen = seen
 
-    async def stream(self, request: ModelRequest) -> AsyncIterator[str]:
+    async def stream(self, request: ModelRequest) -> AsyncIterator[str | ModelResponse]:
         self.seen.append(("model", dict(request.metadata)))
-        yield "ok"
+        yield ModelResponse("ok")
 
     async def count_tokens(self, request: ModelRequest) -> int:
         self.seen.append(("count", dict(request.metadata)))
@@ -514,7 +520,7 @@ async def test_what_is_asked_of_a_new_session_knows_whom_it_is_for_and_writes_no
                 assert (await session.call("clerk.look")).output == "u-17"
 
         assert await runtime.sessions.list() == []
-        await session.run("hello")
+        assert (await session.run("hello")).text == "ok"
         assert [row.id for row in await runtime.sessions.list(metadata={"user": "u-17"})] == ["a"]
     assert {tuple(found.items()) for _, found in seen} == {(("user", "u-17"),)}
 
@@ -527,7 +533,7 @@ async def test_an_operation_on_a_new_session_works_for_whom_that_was_opened(plac
         output = (await session.call(f"clerk.{operation}")).output
         assert (await runtime.handle(output).result() if operation == "work_long" else output) == "u-17"
         await runtime.wait_idle()
-        await session.run("hello")
+        assert (await session.run("hello")).text == "ok"
 
         listed = [row.id for row in await runtime.sessions.list(metadata={"user": "u-17"})]
         assert sorted(listed) == (["a", "child"] if operation == "begin_child" else ["a"])
@@ -552,3 +558,20 @@ async def test_tools_are_hidden_by_whom_the_session_is_for_now(place: Place) -> 
 
         await session.update(metadata={"user": "u-17"})
         assert [each["name"] for each in await session.tools.list()] == ["work"]
+
+
+async def test_what_is_shown_of_an_answer_may_depend_on_whom_it_is_shown_to(place: Place) -> None:
+    class Addressing(Plugin):
+        id = "addressing"
+
+        def project_prose(self, ctx: StreamContext, text: str) -> str:
+            return f"{text}, {ctx.metadata['user']}"
+
+    agent = Agent(FunctionModel(lambda _: "Hello"), plugins=[Addressing()])
+    async with place.runtime(agent) as runtime:
+        session = await runtime.session("a", metadata={"user": "Ada"})
+        await session.run("hi")
+        assert [message.text for message in await session.history()] == ["hi", "Hello, Ada"]
+
+        await session.update(metadata={"user": "Bob"})
+        assert (await session.history())[-1].text == "Hello, Bob"

@@ -277,7 +277,8 @@ def shown(setup: Setup | TurnAborted, session_id: str, messages: Sequence[Messag
     entries = () if plugins is None else plugins.hooks("project_prose").entries
     if not entries:
         return [copied(each) for each in messages]
-    (plugin, method), ctx = entries[0], StreamContext(session_id, "", setup.definition.name, None, 0)
+    (plugin, method), metadata = entries[0], Metadata(setup.metadata)
+    ctx = StreamContext(session_id, "", setup.definition.name, None, 0, metadata=metadata)
 
     def projected(part: Text) -> Text:
         try:

@@ -461,7 +461,7 @@ class SessionHost(MonitorServices):
             definition = definition.instructed(await made)
         messages = [*(await parts.cache.view(row)).prompt()]
         if said is not None:
-            message = await parts.inbox.filters.passed(self._id, row.agent, said, "queue")
+            message = await parts.inbox.filters.passed(self._id, row.agent, said, "queue", None, self._opened)
             message = clean_message(said, unsaved=True) if message is None else message
             messages.append((await save_files(parts.store.blobs, message))[0])
         asked = definition.protocol.ask(
