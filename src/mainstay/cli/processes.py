@@ -164,7 +164,7 @@ def _print(found: list[ProcessRow], dead: dict[str, bool], over: bool, facts: di
     if not found:
         text_line(out, "no processes" if over else "no live processes: --all lists those that are over too")
         return
-    headers = ["process", "what", "status", "age", "worker", "progress", "waits for, or how it ended"]
+    headers = ["process", "what", "status", "age", "worker", "progress", "waits for, is stuck by, or ended as"]
     cells = [_cells(row, state_of(row, dead), now, facts.get(row.id)) for row in found]
     # A terminal is narrow: columns that are empty in all rows are left out there. Elsewhere columns stay where they
     # are.
@@ -180,7 +180,6 @@ def _table(out: Console, headers: list[str], cells: list[list[str]], shown: list
 
 def _cells(row: ProcessRow, state: str, now: int, facts: str | None) -> list[str]:
     record = row.record
-    state = f"stuck: {row.stuck}" if state == "stuck" else state
     if record.cancel is not None and row.live:
         state = f"{state}, asked to stop"
     worker = "" if row.owner is None else row.owner
@@ -190,6 +189,8 @@ def _cells(row: ProcessRow, state: str, now: int, facts: str | None) -> list[str
     if facts is not None:  # of a command, which says nothing of itself
         progress = facts
     note = "; ".join(wait_text(wait, now) for wait in record.waits) if row.live else ended_text(row)
+    if row.stuck is not None and row.live:  # as long as it likes: beside the status it would part all rows
+        note = f"{row.stuck}; {note}" if note else row.stuck
     return [row.id, what_text(row), state, span(max(0, now - row.created)), worker, progress, note]
 
 
