@@ -39,6 +39,8 @@ TESTS = {
     "check-then-open": ["tests/workspace/test_races.py"],
     "open-git-and-store": ["tests/workspace/test_paths.py", "-k", "off_limits"],
     "check-only-what-is-written": ["tests/workspace/test_paths.py", "-k", "off_limits"],
+    "change-the-python": ["tests/workspace/test_paths.py", "-k", "python_of"],
+    "find-programs-in-roots": ["tests/workspace/test_git.py", "-k", "unasked"],
     "read-hard-links": ["tests/workspace/test_paths.py", "-k", "second_name"],
     "edit-blindly": ["tests/workspace/test_file_tools.py", "-k", "left_alone or unknown"],
     "believe-the-summary": ["tests/workspace/test_diagnosis.py", "-k", "printed_summary"],

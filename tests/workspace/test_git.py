@@ -141,6 +141,26 @@ async def test_objects_of_a_repository_outside_are_not_read(
     assert (told if isinstance(told, str) else "") == code
 
 
+async def test_programs_of_a_folder_of_the_workspace_are_not_run_unasked(
+    work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder of an environment is in the PATH of a host, and may be in a root."""
+    for name in ("git", "rg", "sh", "mktemp"):
+        planted = work / "bin" / name
+        planted.parent.mkdir(exist_ok=True)
+        planted.write_text("#!/bin/sh\ntouch /proc/self/cwd/made\n")
+        planted.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{work}/bin:bin::{os.environ['PATH']}")
+    found = Conversation(Workspace([work], unsandboxed=True).tools(commands=True))
+    async with Runtime("memory", agents=[found.agent]) as runtime:
+        found.session = await runtime.session("s")
+        status = await found.call("git", operation="log")
+        await found.call("search", pattern="one")
+
+    assert "Begin" in status["output"]
+    assert not list(work.rglob("made"))
+
+
 async def test_objects_that_a_repository_inside_has_of_one_outside_are_not_read(
     model: Conversation, work: Path
 ) -> None:
@@ -284,11 +304,11 @@ async def test_no_repository_has_a_program_run(model: Conversation, work: Path, 
     mark.chmod(0o755)
     attack(work, mark)
 
+    os.utime(work / "sub" / "b.txt", (1, 1))  # git looks at the content of files whose times are new to it
     git(work, *plain)
     succeeded = ran.exists()
     ran.unlink(missing_ok=True)
-    if name == "hook":
-        os.utime(work / "sub" / "b.txt", (2, 2))
+    os.utime(work / "sub" / "b.txt", (2, 2))
     answer = await model.call("git", **asked)
 
     assert succeeded, "git itself runs it, or this test proves nothing"

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import mainstay
 from mainstay import Workspace
 from mainstay.errors import InvalidDefinition
 from tests.kit import untyped
@@ -304,3 +305,16 @@ async def test_every_parameter_that_is_a_path_is_called_path() -> None:
         } == set()  # fmt: skip
         assert "path" in spec.input_schema["properties"]
         assert spec.recovery == "rerun"
+
+
+async def test_the_python_of_the_host_is_not_changed_unless_that_is_accepted() -> None:
+    """The host runs what is there, outside of every sandbox. What is deleted here is not there."""
+    package = Path(mainstay.__file__).resolve().parent
+    guarded = Workspace(package.parent).tools()
+    accepting = Workspace(package.parent, accept=["python"]).tools()
+
+    for path in (f"{package.name}/nothing.py", f"{package.name}/workspace/nothing.py"):
+        assert await refused(guarded, "delete_file", path=path) == "outside_workspace"
+        assert await ask(accepting, "delete_file", path=path) == {"path": path, "removed": False}
+    assert await refused(guarded, "delete_file", path=f"{package.name.upper()}/nothing.py") == "outside_workspace"
+    assert (await ask(guarded, "read_file", path=f"{package.name}/__init__.py", limit=1))["lines"] == 1

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from mainstay.errors import InvalidDefinition, quoted
 from mainstay.model import validate
 from mainstay.model.sandbox import Confinement, SandboxGap, SandboxLimits, check_gaps
+from mainstay.workspace.confinement import own_python, with_paths
 from mainstay.workspace.paths import Paths, check_roots
 
 if TYPE_CHECKING:
@@ -52,7 +53,8 @@ class Workspace:
             if not isinstance(policy, Policy):
                 raise InvalidDefinition(f"policy={quoted(policy)} is no Policy of mainstay.workspace.policy: make one")
         self._policy = policy
-        self._paths = Paths(check_roots(roots), hard_links)
+        checked, gaps = check_roots(roots), check_gaps(accept, InvalidDefinition)
+        self._paths = Paths(checked, hard_links, kept=own_python(checked, "python" in gaps))
         if not isinstance(limits, SandboxLimits):
             raise InvalidDefinition(f"limits={quoted(limits):.200} is not usable: give SandboxLimits(…)")
         self._confinement = Confinement(
@@ -60,7 +62,7 @@ class Workspace:
             read=check_roots(read) if read else (),
             network=validate.flag(network, "network", InvalidDefinition),
             limits=limits,
-            accept=check_gaps(accept, InvalidDefinition),
+            accept=gaps,
             unsandboxed=validate.flag(unsandboxed, "unsandboxed", InvalidDefinition),
         )
 
@@ -75,8 +77,6 @@ class Workspace:
         This is where the paths of a workspace become rules for the operating system. `store`: the path of the
         runtime's store, which no command sees. Raises SandboxUnavailable where that cannot be: it is in a root itself.
         """
-        from mainstay.workspace.confinement import with_paths  # noqa: PLC0415  # most programs run no commands
-
         return with_paths(self._confinement, None if store is None else os.path.realpath(store))
 
     def tools(self, *, commands: bool = False) -> FileTools:

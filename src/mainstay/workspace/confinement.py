@@ -24,7 +24,7 @@ def with_paths(asked: Confinement, store: str | None) -> Confinement:
     """
     roots = asked.write
     kept = GIT_PRIVATE if "git" in asked.accept else ("",)
-    read = [*asked.read, *_own_python(roots, "python" in asked.accept)]
+    read = [*asked.read, *own_python(roots, "python" in asked.accept)]
     hide = [f"{root}/{OWN_FOLDER}" for root in roots]
     try:
         hide += () if store is None else folder_of_store(store, (*roots, *asked.read))
@@ -39,7 +39,7 @@ def with_paths(asked: Confinement, store: str | None) -> Confinement:
     )
 
 
-def _own_python(roots: tuple[str, ...], may_change: bool) -> list[str]:
+def own_python(roots: tuple[str, ...], may_change: bool) -> list[str]:
     """Where this Python is, the environment that it runs in, and this package: in a root, too, unless the host accepts
     that commands change there what it runs itself. The package lies elsewhere where it is installed in editable mode;
     pytest, for one, loads its plugin."""

@@ -17,6 +17,8 @@ Off limits, whether or not it exists yet, by whatever capital letters or invisib
     .git/config, hooks      at any depth: they name programs that git runs, and may hold credentials
     everything in .git      for changes; a `.git` itself may not be made either, because a file of that name points git
                             to another repository
+    the Python of the host  for changes, with its environment and this package, where they are in a root: the host runs
+                            what is there, outside of every sandbox
 
 Files. Only regular files are opened, without waiting for the other end of a pipe. One with a second name (a hard link)
 may be a file of somewhere else: it is refused unless the host allows it.
@@ -101,10 +103,12 @@ class Location(NamedTuple):
 
 
 class Paths:
-    """The roots of a workspace, and what is off limits in them."""
+    """The roots of a workspace, and what is off limits in them. `kept`: folders in which nothing may be changed."""
 
-    def __init__(self, roots: Sequence[str], hard_links: bool = False, store: str | None = None) -> None:
-        self.roots, self.hard_links = tuple(roots), hard_links
+    def __init__(
+        self, roots: Sequence[str], hard_links: bool = False, store: str | None = None, kept: Sequence[str] = ()
+    ) -> None:
+        self.roots, self.hard_links, self.kept = tuple(roots), hard_links, tuple(kept)
         self._store: dict[str, tuple[list[str], str]] = {}
         if store is not None:
             folder, base = os.path.split(os.path.abspath(store))
@@ -116,7 +120,7 @@ class Paths:
 
     def sparing(self, store: str | None) -> Paths:
         """The same with a store that is off limits."""
-        return self if store is None else Paths(self.roots, self.hard_links, store)
+        return self if store is None else Paths(self.roots, self.hard_links, store, self.kept)
 
     @property
     def stores(self) -> list[str]:
@@ -129,6 +133,11 @@ class Paths:
 
     def covers(self, path: str) -> bool:
         return self.below(path) is not None
+
+    def changeable(self, path: str) -> bool:
+        """Whether a tool or a command of the workspace may change what an absolute path leads to."""
+        real = os.path.realpath(path)
+        return self.covers(real) and not any(leads_into(real, each) for each in self.kept)
 
     # ------------------------------------------------------------------ from text to a place
 
@@ -241,6 +250,8 @@ class Paths:
     def check(self, root: str, names: Sequence[str], change: bool = False) -> None:
         """Raise ToolError where names below a root are off limits."""
         folded = [_fold(name) for name in names]
+        if change and self.kept and any(leads_into("/".join((root, *names)), each) for each in self.kept):
+            raise _off_limits("/".join(names), "the Python that runs this agent")
         for index, name in enumerate(folded):
             if name == OWN_FOLDER:
                 raise _off_limits("/".join(names), "the folder of a store")
@@ -309,6 +320,11 @@ def check_roots(roots: object) -> tuple[str, ...]:
     if not found:
         raise InvalidDefinition("a workspace has one root at least: Workspace(roots=['.'])")
     return tuple(found)
+
+
+def leads_into(path: str, folder: str) -> bool:
+    """Whether an absolute path is that of a folder, or leads into it; by any capital letters."""
+    return _fold(f"{path}/").startswith(_fold(f"{folder}/"))
 
 
 def _normal(parts: Iterable[str]) -> tuple[str, ...] | None:

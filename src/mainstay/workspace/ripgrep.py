@@ -147,7 +147,7 @@ async def search_among(
     `work` runs on a thread, and begins with the first path. It need not take all of them.
     """
     pattern = widened(re.escape(query.pattern) if query.fixed else query.pattern, query.ignore_case)
-    if pattern is None or shutil.which("rg") is None:
+    if pattern is None or shutil.which("rg", path=programs.of_host()["PATH"]) is None:
         return None
     hidden = ("--hidden",) if query.hidden else ()
     glob = (f"--glob={query.glob}",) if query.glob is not None and PLAIN_GLOB.fullmatch(query.glob) else ()

@@ -49,6 +49,9 @@ ENVIRONMENT = {
 """What every program of a workspace has besides what commands inherit."""
 
 
+SEARCHED = ("PATH", "LD_LIBRARY_PATH")
+"""Variables by which programs and their libraries are found."""
+
 PAYLOAD = "policy"
 """In the payload of a call: what the policy said when it was prepared, and the digest of what it was asked about. After
 "ask", a person has approved that."""
@@ -138,6 +141,15 @@ class Programs:
             found = self._sparing[store] = self.paths.sparing(store)
         return found
 
+    def of_host(self) -> dict[str, str]:
+        """Variables with which programs are found where nobody in the workspace could have put them. A tool runs its
+        own programs unasked, and a folder of the PATH may be in a root."""
+        found = dict[str, str]()
+        for name in SEARCHED:
+            folders = [each for each in os.environ.get(name, "").split(":") if each[:1] == "/"]
+            found[name] = ":".join([each for each in folders if not self.paths.changeable(each)])
+        return {**found, "PATH": found["PATH"] or os.defpath}
+
     def folder(self, cwd: str, store: str | None) -> str:
         """The folder of a program, without links. Raises ToolError where it is none of the workspace."""
         with self.sparing(store).locate(cwd) as place, telling(cwd):
@@ -196,7 +208,7 @@ class Programs:
             )
         asked: CommandOptions = {
             "cwd": self.folder(program.cwd, ctx.store_location),
-            "env": {**ENVIRONMENT, **options.env},
+            "env": {**ENVIRONMENT, **options.env, **(self.of_host() if program.made_by == "tool" else {})},
             "stdin": options.stdin,
             "timeout": options.timeout,
             "output_limit": options.output_limit,
