@@ -251,7 +251,7 @@ async def test_work_goes_on_when_the_file_is_put_back(file: Place) -> None:
 
 
 def test_whoever_does_not_let_go_of_the_lock_is_not_waited_for_in_silence(tmp_path: Path) -> None:
-    one, other = LockFile(tmp_path / "lock"), LockFile(tmp_path / "lock", patience=0.02)
+    one, other = LockFile(tmp_path / "lock"), LockFile(tmp_path / "lock", wait_seconds=0.02)
     one.hold()
     with pytest.raises(StoreUnavailable, match="another process has held"):
         other.hold()
@@ -259,7 +259,7 @@ def test_whoever_does_not_let_go_of_the_lock_is_not_waited_for_in_silence(tmp_pa
     other.hold()
 
     with pytest.raises(StoreUnavailable):
-        LockFile(tmp_path / "lock", patience=0).hold()
+        LockFile(tmp_path / "lock", wait_seconds=0).hold()
     one.close()
     other.close()
 
@@ -318,11 +318,11 @@ async def refusal_of(ask: Callable[[], Awaitable[Any]]) -> str:
 
 
 async def test_all_who_wait_for_a_file_that_is_not_to_be_had_are_told_together(file: Place) -> None:
-    """Not one after the other, each after a patience of its own."""
+    """Not one after the other, each after a wait of its own."""
     async with file.runtime(Agent(ScriptedModel([])), grace=0) as runtime:
         sessions = [await runtime.session(f"s{n}") for n in range(20)]
         store: Any = runtime.store
-        store._file._lock._patience = 0.2
+        store._file._lock._wait = 0.2
         other = LockFile(Path(f"{file.path}-lock"))
         other.hold()
         async with asyncio.timeout(SOON):

@@ -38,7 +38,7 @@ from mainstay.model.write import (
 from mainstay.stores.blobs import FileBlobs
 from mainstay.stores.sqlite import SqliteStore
 from mainstay.stores.sqlite.database import WriterFile
-from mainstay.stores.sqlite.group_commit import PATIENCE, GroupWriter
+from mainstay.stores.sqlite.group_commit import MAINTENANCE_BATCHES, GroupWriter
 
 
 def record(scope: str, number: int) -> Append:
@@ -64,12 +64,12 @@ class Notebook:
     def __init__(self) -> None:
         self.kept: list[str] = []
         self.commits: list[list[str]] = []
-        self.rests = 0
+        self.maintained = 0
         self.refuse: set[str] = set()
         self.break_on: dict[str, int] = {}
         self.at_commit: list[str] = []
         self.rollback_fails = 0
-        self.is_tired = self.locked = False
+        self.is_due = self.locked = False
         self.threads: dict[str, str] = {}
         self.on_apply: Callable[[str], None] = lambda name: None
         self._open: list[str] = []
@@ -113,11 +113,11 @@ class Notebook:
     def mapped(self, error: Exception) -> MainstayError:
         return StoreUnavailable(str(error))
 
-    def tired(self) -> bool:
-        return self.is_tired
+    def maintenance_due(self) -> bool:
+        return self.is_due
 
-    def rest(self) -> None:
-        self.rests += 1
+    def maintain(self) -> None:
+        self.maintained += 1
 
 
 class Desk:
@@ -267,8 +267,8 @@ class OutOfMemory(Notebook):
         self.at_commit = []
         raise MemoryError
 
-    def rest(self) -> None:
-        super().rest()
+    def maintain(self) -> None:
+        super().maintain()
         raise MemoryError
 
 
@@ -279,13 +279,13 @@ def test_the_writer_outlives_a_lack_of_memory_and_tells_everybody() -> None:
     try:
         notes.at_commit = ["works", "fails"]
         desk.batch(record("a", 1), record("b", 1))
-        notes.is_tired = True
+        notes.is_due = True
         desk.batch(record("a", 2))
     finally:
         desk.writer.stop()
 
     assert desk.answers == {"a1": StoreUnavailable, "b1": StoreUnavailable, "a2": "receipt of a2"}
-    assert notes.rests > 0
+    assert notes.maintained > 0
 
 
 def test_the_writer_outlives_a_caller_that_cannot_bear_its_answer(desk: Desk) -> None:
@@ -298,23 +298,23 @@ def test_the_writer_outlives_a_caller_that_cannot_bear_its_answer(desk: Desk) ->
     assert desk.answers == {"w2": "receipt of w2"}
 
 
-def test_a_tired_backend_rests_even_where_something_always_waits(desk: Desk) -> None:
+def test_maintenance_that_is_due_is_done_even_where_a_write_always_waits(desk: Desk) -> None:
     """Each write brings the next one along, so the queue is never empty."""
-    rests: list[int] = []
+    maintained: list[int] = []
     through = threading.Event()
 
     def one_more(applied: str) -> None:
-        rests.append(desk.notes.rests)
-        if len(rests) < 2 * PATIENCE:
-            desk.submit(beat(f"w{len(rests)}"))
+        maintained.append(desk.notes.maintained)
+        if len(maintained) < 2 * MAINTENANCE_BATCHES:
+            desk.submit(beat(f"w{len(maintained)}"))
         else:
             through.set()
 
-    desk.notes.is_tired, desk.notes.on_apply = True, one_more
+    desk.notes.is_due, desk.notes.on_apply = True, one_more
     desk.submit(beat("first"))
     assert through.wait(30)
 
-    assert (rests[0], rests[PATIENCE - 1], rests[-1]) == (0, 0, 1)
+    assert (maintained[0], maintained[MAINTENANCE_BATCHES - 1], maintained[-1]) == (0, 0, 1)
 
 
 async def test_a_cancelled_await_cancels_nothing(desk: Desk) -> None:

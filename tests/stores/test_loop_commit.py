@@ -306,7 +306,7 @@ async def test_another_event_loop_is_served_by_the_thread(desk: Desk) -> None:
 
 
 class Rested(Notebook):
-    """A backend that is tired from its first write on, and says on which thread it rested."""
+    """A backend that is due for maintenance from its first write on, and says on which thread that was done."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -314,10 +314,10 @@ class Rested(Notebook):
 
     def commit(self) -> None:
         super().commit()
-        self.is_tired = True
+        self.is_due = True
 
-    def rest(self) -> None:
-        self.is_tired, self.on = False, threading.current_thread().name
+    def maintain(self) -> None:
+        self.is_due, self.on = False, threading.current_thread().name
         self.rested.set()
 
 

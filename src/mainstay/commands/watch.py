@@ -38,7 +38,7 @@ BLOCK = 1 << 16
 """Bytes that are read at once. A line that is longer is taken in pieces."""
 APART = 0.25
 """Seconds between two events of one process, at least."""
-PATIENCE = 2.0
+LONGEST_PAUSE = 2.0
 """Seconds between two looks at whether the session has read what it was told, at most."""
 POLL = 0.05
 EXCERPT = 2000
@@ -182,7 +182,7 @@ class Teller:
         seconds = APART
         while not self.over.is_set() and not await self.is_free():
             await self.pause(seconds)
-            seconds = min(2 * seconds, PATIENCE)
+            seconds = min(2 * seconds, LONGEST_PAUSE)
 
     async def is_free(self) -> bool:
         """Whether the session has read what it was told before, and that is not just now."""

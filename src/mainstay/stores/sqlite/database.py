@@ -588,21 +588,21 @@ class WriterFile:
         log.error("a write failed", exc_info=error)
         return InternalError(f"{type(error).__name__} while writing: {error}")
 
-    def tired(self) -> bool:
+    def maintenance_due(self) -> bool:
         return self._unfolded >= CHECKPOINT_WRITES or self._freed
 
-    def rest(self) -> None:
+    def maintain(self) -> None:
         """Nothing waits: give back pages that are free, or fold the WAL, which has grown, back into the file."""
         self._wait_for_others(BUSY_TIMEOUT)
         if self._unmerged is not None:
-            self._unmerged = False if self._maintain(self._merge) else None
+            self._unmerged = False if self._step_of_maintenance(self._merge) else None
         elif self._freed:
-            self._freed = self._maintain(self._give_back)
+            self._freed = self._step_of_maintenance(self._give_back)
         if self._unmerged is None and not self._freed:
             self._unfolded = 0
             self.checkpoint("PASSIVE")
 
-    def _maintain(self, step: Callable[[], bool]) -> bool:
+    def _step_of_maintenance(self, step: Callable[[], bool]) -> bool:
         """One step of work that nothing acknowledged depends on; whether there is more of it."""
         try:
             self._lock.hold()

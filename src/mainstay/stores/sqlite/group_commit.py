@@ -44,8 +44,8 @@ from mainstay.stores.os_process import NO_THREAD, OUT_OF_MEMORY
 log = logging.getLogger("mainstay.store")
 
 MAX_BATCH = 512
-PATIENCE = 256
-"""A tired backend rests when nothing waits; where something always waits, after so many batches."""
+MAINTENANCE_BATCHES = 256
+"""Maintenance that is due is done when no write waits; where one always waits, after so many batches."""
 
 LOOP_SYNC = 0.002
 """Seconds that a commit may take on average for the event loop to wait for it."""
@@ -83,9 +83,9 @@ class Backend(Protocol):
 
     def mapped(self, error: Exception) -> MainstayError: ...
 
-    def tired(self) -> bool: ...
+    def maintenance_due(self) -> bool: ...
 
-    def rest(self) -> None: ...
+    def maintain(self) -> None: ...
 
 
 class Item:
@@ -270,7 +270,7 @@ class GroupWriter:
         except BaseException:  # the same: the others wait for their answers
             _resolve(batch)
             raise
-        if backend.tired():
+        if backend.maintenance_due():
             self._tokens.put(None)  # only the thread folds the WAL
 
     # ------------------------------------------------------------------ the thread
@@ -284,15 +284,15 @@ class GroupWriter:
                 batch, going = self._gather()
                 self._serve(self._write_singly, doubtful)
                 self._serve(self._write_batch, batch)
-                if self._backend.tired() and (not self._queue or self.batches % PATIENCE == 0):
-                    self._rest()
+                if self._backend.maintenance_due() and (not self._queue or self.batches % MAINTENANCE_BATCHES == 0):
+                    self._maintain()
             # Without the lock: the loop, once woken, finds it free. And before anything else: whatever ran here now
             # would keep the loop from the GIL.
             _insist(self._announce, doubtful)
             _insist(self._announce, batch)
-            while self._backend.tired() and not self._queue:
+            while self._backend.maintenance_due() and not self._queue:
                 with self._in_use:
-                    if not self._rest():
+                    if not self._maintain():
                         break  # and otherwise in small steps, each of which may find that something waits
         if self._wakeup is not None:
             self._wakeup.close()
@@ -308,11 +308,11 @@ class GroupWriter:
             for item in batch:
                 item.receipt, item.error = None, self._exhausted
 
-    def _rest(self) -> bool:
+    def _maintain(self) -> bool:
         try:
-            self._backend.rest()
+            self._backend.maintain()
         except Exception as error:  # what is written stays written, and the thread must live
-            log.warning("the store could not rest, it is tried again later: %s", error)
+            log.warning("maintenance of the store failed, it is tried again later: %s", error)
             return False
         return True
 

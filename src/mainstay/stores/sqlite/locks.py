@@ -68,7 +68,7 @@ _FORMAT = struct.Struct("<QQQQ")
 _SINCE = struct.Struct("<Q")
 """After the note: since when the WAL could not be folded whole, in milliseconds; 0 when the last try did it."""
 
-PATIENCE = 10.0
+LOCK_SECONDS = 10.0
 """Seconds to wait for another process that writes. A transaction takes milliseconds; where it does not end, the process
 was stopped in it."""
 
@@ -130,8 +130,8 @@ class LockNote(Struct, frozen=True):
 class LockFile:
     """One per store and process. Used by the thread that writes; `noted` may be read from any."""
 
-    def __init__(self, path: Path, access: Access = PRIVATE, patience: float = PATIENCE) -> None:
-        self.path, self._patience = path, patience
+    def __init__(self, path: Path, access: Access = PRIVATE, wait_seconds: float = LOCK_SECONDS) -> None:
+        self.path, self._wait = path, wait_seconds
         try:
             self._descriptor = open_lock(path, access)
         except OSError as error:
@@ -146,11 +146,11 @@ class LockFile:
 
     def hold(self) -> None:
         """Wait for it, but not for ever: a process that was stopped in a transaction must not stop all in silence."""
-        until = time.monotonic() + self._patience
+        until = time.monotonic() + self._wait
         while not self.hold_nowait():
             if time.monotonic() > until:
                 raise StoreUnavailable(
-                    f"another process has held {self.path} for {self._patience:g} s: it was stopped in a transaction, "
+                    f"another process has held {self.path} for {self._wait:g} s: it was stopped in a transaction, "
                     "or its disk does not answer; let it go on, or end it"
                 )
             time.sleep(0.001)
@@ -255,11 +255,11 @@ class SharedLock:
         with self._changing:
             if not self._descriptors:
                 return
-            until = time.monotonic() + PATIENCE
+            until = time.monotonic() + LOCK_SECONDS
             while not self._held and not (_lock(self._descriptors[0], fcntl.F_RDLCK, SHARED_BYTES)):
                 if time.monotonic() > until:
                     raise StoreUnavailable(
-                        f"another program has held {self._path} for itself for {PATIENCE:g} s: let it finish"
+                        f"another program has held {self._path} for itself for {LOCK_SECONDS:g} s: let it finish"
                     )
                 time.sleep(0.001)
             self._held = True
