@@ -978,14 +978,24 @@ class ProviderUnavailable(Unavailable):
 
 
 class ProviderError(MainstayError):
-    """A model call failed. Providers raise it; the engine retries it when `retryable`."""
+    """A model call failed. Providers raise it; the engine retries it when `retryable`.
+
+    `unseen`: the model was asked, and what became of that is not known. Its cost is unknown then, and not zero, as that
+    of an answer which broke off.
+    """
 
     code = "provider_error"
 
     def __init__(
-        self, message: str, *, retryable: bool = False, after: float | None = None, code: str | None = None
+        self,
+        message: str,
+        *,
+        retryable: bool = False,
+        after: float | None = None,
+        code: str | None = None,
+        unseen: bool = False,
     ) -> None:
-        self.retryable, self.after = retryable, after
+        self.retryable, self.after, self.unseen = retryable, after, unseen
         if code is not None:
             self.code = code
         super().__init__(message)

@@ -3,24 +3,48 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 from collections.abc import AsyncIterator
+from decimal import Decimal
 from typing import Any
 
 import pytest
 
-from mainstay import Agent, Limit, ModelRequest, ModelResponse, ModelSettings, Price, Runtime, ToolCall, Usage, tool
-from mainstay.errors import InvalidDefinition, LimitReached
-from mainstay.model.event import LimitNear, LimitWait
-from mainstay.model.limit import Account
-from mainstay.model.outcome import Finished, ProviderFailed
+from mainstay import (
+    Agent,
+    Budget,
+    Limit,
+    ModelRequest,
+    ModelResponse,
+    ModelSettings,
+    Price,
+    RateLimit,
+    Runtime,
+    ToolCall,
+    ToolContext,
+    ToolResult,
+    Usage,
+    tool,
+)
+from mainstay.engine.limits import size_of
+from mainstay.errors import InvalidDefinition, LimitReached, ProviderError
+from mainstay.model.event import LimitNear, LimitWait, RateLimitWait
+from mainstay.model.limit import Account, parts_of
+from mainstay.model.message import Audio, Document, Image, Message, Stored, Url
+from mainstay.model.outcome import BudgetSpent, Finished, ProviderFailed
 from mainstay.model.outcome import LimitReached as Reached
-from mainstay.model.tool import Cancelled
+from mainstay.model.tool import Cancelled, Ok
 from mainstay.model.write import Accept, Append, Commit, Write
 from mainstay.plugins.hooks import Plugin
 from mainstay.plugins.operations import CommandContext, command
+from mainstay.providers.dialect import Timeouts
+from mainstay.providers.fallback import Fallback
+from mainstay.providers.http import HttpProvider, no_key
+from mainstay.providers.openai_chat import ChatCompletions, Quirks
 from mainstay.stores.memory import MemoryStore
 from mainstay.testing import FunctionModel, VirtualClock
 from mainstay.testing.crash import Lab, kill_everywhere
+from mainstay.testing.model_server import ModelServer, Reply
 from tests.kit import SOON, Place, TellingModel, crash, until
 
 SMALL = ModelSettings(max_tokens=400)
@@ -51,6 +75,9 @@ async def account(runtime: Runtime, name: str, key: str = "null") -> Account:
         ({"turns": 1, "per": "user"}, "'metadata.<key>'"),
         ({"turns": 1, "per": "metadata."}, "'metadata.<key>'"),
         ({"turns": 1, "per": 3}, "'metadata.<key>'"),
+        ({"turns": 1, "per": "metadata.\ud800"}, "'metadata.<key>'"),  # no store could keep it
+        ({"turns": 1, "per": "metadata.a\0b"}, "'metadata.<key>'"),
+        ({"money": 10**10}, "an amount from 0 to 4,611,686,018"),  # integers of a store have 64 bits
         ({"turns": 1, "window": "fortnight"}, "'minute', 'hour', 'day', 'week', 'month'"),
         ({"turns": 1, "window": 0}, "seconds from 1 on"),
         ({"turns": 1, "window": True}, "seconds from 1 on"),
@@ -85,6 +112,22 @@ def test_windows_begin_with_the_calendar(window: Any, start: int) -> None:
     assert Limit(turns=1, window=window).start(1_772_368_300_000) == start
 
 
+def test_every_month_and_week_begins_where_the_calendar_says() -> None:
+    for days in range(0, 400 * 366, 13):
+        day = datetime.date(1970, 1, 1) + datetime.timedelta(days)
+        for at in (days * 86_400_000, days * 86_400_000 + 86_399_999):
+            month, week = Limit(turns=1, window="month").start(at), Limit(turns=1, window="week").start(at)
+            assert datetime.date(1970, 1, 1) + datetime.timedelta(milliseconds=month) == day.replace(day=1)
+            assert week == max((days - day.weekday()) * 86_400_000, -3 * 86_400_000)
+
+
+@pytest.mark.parametrize("window", [None, "month", 1, 90.5, 86_400, 1_000_000, 1_000_001, 2_592_000, 1_234_567.25])
+@pytest.mark.parametrize("per", ["all", "metadata.user", "metadata.a/b"])
+def test_name_of_a_limit_tells_what_it_bounds(per: str, window: Any) -> None:
+    """Accounts are found by it, and doctor reads it."""
+    assert parts_of(Limit(tokens=1, per=per, window=window).name) == ("tokens", per, window)
+
+
 async def test_model_without_a_price_is_not_asked_where_money_is_limited(place: Place) -> None:
     asked: list[ModelRequest] = []
 
@@ -100,6 +143,87 @@ async def test_model_without_a_price_is_not_asked_where_money_is_limited(place: 
     assert result.outcome.code == "price_missing"
     assert "Runtime(prices={'house:new': Price(" in result.outcome.message
     assert asked == []
+
+
+class TablePrices:
+    """A table of the host's own that gives whatever it is made with."""
+
+    def __init__(self, price: Any, cost: Any) -> None:
+        self._price, self._cost = price, cost
+
+    def price(self, model: str) -> Any:
+        return self._price() if callable(self._price) else self._price
+
+    def cost(self, model: str, usage: Usage) -> Any:
+        return self._cost() if callable(self._cost) else self._cost
+
+
+def failing() -> Any:
+    raise KeyError("house:large")
+
+
+@pytest.mark.parametrize("price", [failing, 3, "1"])
+async def test_table_that_gives_no_price_ends_the_turn_before_the_model_is_asked(price: Any) -> None:
+    model = FunctionModel(costing(), name="house:large")
+    table = TablePrices(price, None)
+    async with Runtime("memory", agents=[Agent(model)], limits=[Limit(money=5)], prices=table) as runtime:
+        result = await (await runtime.session("s")).run("go")
+
+    assert isinstance(result.outcome, ProviderFailed)
+    assert (result.outcome.code, model.requests) == ("price_missing", 0)
+
+
+@pytest.mark.parametrize("cost", [failing, -3, "much", float("nan"), True])
+@pytest.mark.parametrize("limited", [True, False])
+async def test_answer_is_kept_where_the_table_of_prices_gives_no_cost_of_it(cost: Any, limited: bool) -> None:
+    """An answer that was paid for is not asked for again. Where money is limited it counts as it was reserved."""
+    model, limits = FunctionModel(costing(), name="house:large"), [Limit(money=5, per="all")] if limited else []
+    agent = Agent(model, settings=SMALL)
+    async with Runtime("memory", agents=[agent], limits=limits, prices=TablePrices(Price(1, 1), cost)) as runtime:
+        result = await (await runtime.session("s")).run("go")
+        found = await account(runtime, "money/all/ever")
+
+    assert isinstance(result.outcome, Finished)
+    assert (result.usage.cost, model.requests) == (None, 1)
+    assert (found.spent > 400_000, found.unknown) == (limited, int(limited))
+
+
+async def test_budget_of_money_refuses_a_model_whose_price_is_not_known_before_the_call(place: Place) -> None:
+    model = TellingModel()
+    async with place.runtime(Agent(model, budget=Budget(money=1)), prices={"other": Price(1, 1)}) as runtime:
+        result = await (await runtime.session("s")).run("go")
+
+    assert isinstance(result.outcome, ProviderFailed)
+    assert (result.outcome.code, model.asked.qsize()) == ("price_missing", 0)
+
+
+async def test_budget_of_money_counts_by_the_table_of_prices() -> None:
+    def tireless(request: ModelRequest) -> ModelResponse:
+        return ModelResponse("", [ToolCall("", "look")], usage=Usage(1_000_000, 0), stop="tool_calls")
+
+    @tool
+    def look() -> str:
+        """Look."""
+        return "seen"
+
+    agent = Agent(FunctionModel(tireless, name="house:large"), tools=[look], budget=Budget(money=2.5))
+    async with Runtime("memory", agents=[agent], prices={"house:large": Price(1, 1)}) as runtime:
+        result = await (await runtime.session("s")).run("go")
+
+    assert (result.outcome, result.usage.cost) == (BudgetSpent("money", 2.5), Decimal(3))
+
+
+async def test_cost_beyond_all_figures_spends_a_limit_and_is_no_fault_of_the_store(place: Place) -> None:
+    huge = Usage(2**53 - 1, 2**53 - 1, cost="9007199254740000")
+    agent = Agent(FunctionModel(lambda request: ModelResponse("done", usage=huge), name="house:large"), settings=SMALL)
+    limits = [Limit(money=4 * 10**9, per="all"), Limit(tokens=2**53 - 1, per="all")]
+    async with place.runtime(agent, limits=limits, prices={"house:large": Price(1, 1)}) as runtime:
+        session = await runtime.session("s")
+        outcomes = [type((await session.run("go")).outcome) for _ in range(2)]
+        found = await account(runtime, "money/all/ever")
+
+    assert outcomes == [Finished, Reached]
+    assert found.spent == 2**62
 
 
 # ---------------------------------------------------------------------- stopping
@@ -266,6 +390,103 @@ async def test_direct_completions_count_and_are_refused_like_turns(place: Place)
     assert left == []
 
 
+async def test_completions_of_calls_that_run_at_once_are_all_counted(place: Place) -> None:
+    """They ask in the same writes, each for itself."""
+
+    @tool
+    async def look(ctx: ToolContext[Any], n: int) -> str:
+        """Look."""
+        return str((await ctx.host.complete(f"hm {n}?", label="inside")).text)
+
+    def model(request: ModelRequest) -> Any:
+        if request.turn_id and request.messages[-1].role != "tool":
+            calls = [ToolCall(f"c{n}", "look", {"n": n}) for n in range(8)]
+            return ModelResponse("", calls, usage=Usage(90, 10), stop="tool_calls")
+        return ModelResponse("done", usage=Usage(90, 10))
+
+    agent = Agent(FunctionModel(model), tools=[look], settings=SMALL)
+    async with place.runtime(agent, limits=[Limit(tokens=900_000)]) as runtime:
+        result = await (await runtime.session("s")).run("go")
+        found = await account(runtime, "tokens/session/ever", '"s"')
+
+    assert [type(call.outcome).__name__ for call in result.tool_calls] == ["Ok"] * 8
+    assert (found.spent, found.reserved, found.unknown) == (1_000, 0, 0)
+
+
+async def test_call_that_a_tool_waits_for_does_not_wait_for_what_the_tool_has_asked_before(place: Place) -> None:
+    runtimes: list[Runtime] = []
+
+    @tool
+    async def look(ctx: ToolContext[Any]) -> str:
+        """Look."""
+        await ctx.host.complete("hm?", label="inside", settings=SMALL)
+        other = await runtimes[0].session("other", agent="helper")
+        return type((await other.run("hm?")).outcome).__name__
+
+    def model(request: ModelRequest) -> Any:
+        if request.turn_id.startswith("s.") and request.messages[-1].role != "tool":
+            return ModelResponse("", [ToolCall("c", "look")], usage=Usage(90, 10), stop="tool_calls")
+        return ModelResponse("done", usage=Usage(40, 10))
+
+    boss = Agent(FunctionModel(model), name="boss", tools=[look], settings=SMALL)
+    helper = Agent(FunctionModel(model), name="helper", settings=SMALL)
+    async with place.runtime(boss, helper, limits=[Limit(tokens=900, per="all")]) as runtime, asyncio.timeout(SOON):
+        runtimes.append(runtime)
+        result = await (await runtime.session("s", agent="boss")).run("go")
+
+    assert [call.outcome for call in result.tool_calls] == [Ok("Finished")]
+
+
+class Breaking:
+    """Breaks off its answers beside the conversation, then gives one with a usage that is none."""
+
+    name = "breaking"
+
+    def __init__(self, breaks: int) -> None:
+        self.asked, self._breaks = 0, breaks
+
+    async def stream(self, request: ModelRequest) -> AsyncIterator[Any]:
+        if request.turn_id and request.label == "turn":
+            yield ModelResponse("done", usage=Usage(90, 10))
+            return
+        self.asked += 1
+        yield "d"
+        if self.asked <= self._breaks:
+            raise ProviderError("broke off", retryable=True, after=0.0, code="broken_stream")
+        yield ModelResponse("done", usage=Usage(-90, 10))
+
+
+@pytest.mark.parametrize("outside", [True, False])
+async def test_each_attempt_of_a_completion_that_was_answered_in_part_counts_as_reserved(
+    place: Place, outside: bool
+) -> None:
+    """Also one that is answered in whole with a usage that makes no sense."""
+    model = Breaking(2)
+
+    class Beside(Aside):
+        async def prompt(self, ctx: Any) -> str:
+            if not outside:
+                with pytest.raises(ProviderError, match="reported a usage"):
+                    await ctx.host.complete("hm?", label="aside")
+            return ""
+
+    async with place.runtime(
+        Agent(model, plugins=[Beside()], settings=SMALL), limits=[Limit(tokens=900_000, per="all")]
+    ) as runtime:
+        session = await runtime.session("s")
+        if outside:
+            with pytest.raises(Exception, match="reported a usage"):
+                await session.call("aside.ask")
+        else:
+            await session.run("go")
+        found, usage = await account(runtime, "tokens/all/ever"), await session.usage()
+        left = [each for each in await runtime.store.reservations() if each.holds]
+
+    assert (model.asked, found.unknown, found.reserved, left) == (3, 3, 0, [])
+    assert found.spent > 3 * 8_192
+    assert usage["aside"] == Usage(unknown=3)
+
+
 @pytest.mark.parametrize("many", [50])
 async def test_fifty_subagents_at_once_stay_within_the_limit_of_their_root(place: Place, many: int) -> None:
     """The model keeps books of its own: what it has answered with, and what was promised to those it is answering."""
@@ -372,6 +593,138 @@ async def test_completion_outside_of_turns_that_a_crash_cuts_off_counts_as_reser
         found = await account(runtime, "tokens/session/ever", '"s"')
 
     assert (found.spent, found.unknown, found.reserved) == (held.holds[0].amount, 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("told", "spent"),
+    [(Usage(None, 10), "input"), (Usage(90, None), "output"), (Usage(), "both"), (None, "both"), (Usage(90, 10), "")],
+)
+async def test_half_that_a_provider_does_not_tell_counts_as_reserved(told: Usage | None, spent: str) -> None:
+    agent = Agent(FunctionModel(lambda request: ModelResponse("done", usage=told)), settings=SMALL)
+    async with Runtime("memory", agents=[agent], limits=[Limit(tokens=90_000, per="all")]) as runtime:
+        await (await runtime.session("s")).run("go " * 1_000)
+        found = await account(runtime, "tokens/all/ever")
+
+    low = {"input": 1_010, "output": 490, "both": 1_400, "": 100}[spent]
+    assert low <= found.spent <= (low if spent in ("output", "") else low + 500)
+    assert found.unknown == (spent == "both")
+
+
+async def test_call_that_is_cancelled_before_its_answer_begins_counts_as_reserved(place: Place) -> None:
+    """Its provider has the request, and may have been paid."""
+    model = TellingModel()
+    async with place.runtime(Agent(model, settings=SMALL), limits=[Limit(tokens=7_500, per="all")]) as runtime:
+        session = await runtime.session("s")
+        turn = await session.send("go")
+        await model.next()
+        await session.cancel()
+        await turn.result()
+        found = await account(runtime, "tokens/all/ever")
+
+    assert (found.unknown, found.reserved) == (1, 0)
+    assert found.spent > 400
+
+
+def over_http(url: str) -> HttpProvider:
+    times = Timeouts(first_byte=0.05)
+    return HttpProvider(
+        ChatCompletions("house", Quirks()), "large", name="house", base_url=url, authorise=no_key, timeouts=times
+    )
+
+
+async def test_call_whose_answer_does_not_begin_in_time_counts_as_reserved() -> None:
+    async def never(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    mute = await asyncio.start_server(never, "127.0.0.1", 0)
+    async with mute:
+        model = over_http(f"http://127.0.0.1:{mute.sockets[0].getsockname()[1]}")
+        agent = Agent(Fallback(model, FunctionModel(costing())), settings=SMALL)
+        async with Runtime("memory", agents=[agent], limits=[Limit(tokens=7_500, per="all")]) as runtime:
+            result = await (await runtime.session("s")).run("go")
+            found = await account(runtime, "tokens/all/ever")
+
+    assert isinstance(result.outcome, Finished)
+    assert (found.unknown, found.reserved, result.usage.unknown) == (1, 0, 1)
+
+
+async def test_call_that_a_provider_refuses_takes_nothing_of_a_limit() -> None:
+    async with ModelServer([Reply.error(400, {"error": {"message": "no"}})]) as server:
+        agent = Agent(over_http(server.url), settings=SMALL)
+        async with Runtime("memory", agents=[agent], limits=[Limit(tokens=7_500, per="all")]) as runtime:
+            result = await (await runtime.session("s")).run("go")
+            found = await account(runtime, "tokens/all/ever")
+
+    assert isinstance(result.outcome, ProviderFailed)
+    assert (found.unknown, found.reserved, found.spent) == (0, 0, 0)
+
+
+async def test_what_was_reserved_and_not_used_is_given_back_when_the_runtime_is_left(place: Place) -> None:
+    model, limits = TellingModel(), [Limit(tokens=7_500, per="all")]
+    options: dict[str, Any] = {"limits": limits, "rate_limits": {"telling": RateLimit(concurrency=1)}}
+    async with place.runtime(Agent(model, settings=SMALL), grace=0, **options) as runtime:
+        await (await runtime.session("one")).send("go")
+        await model.next()
+        two = await runtime.session("two")
+        async with two.stream("go") as turn, asyncio.timeout(SOON):
+            async for event in turn:
+                if isinstance(event, RateLimitWait):
+                    break
+            held = await account(runtime, "tokens/all/ever")
+    async with place.runtime(limits=limits) as runtime:
+        found = await account(runtime, "tokens/all/ever")
+
+    assert held.reserved > 2 * 400
+    assert (found.unknown, found.reserved) == (1, 0)
+
+
+async def test_nobody_waits_for_what_a_dead_worker_has_reserved_for_an_agent_that_is_gone(place: Place) -> None:
+    died, limits = TellingModel(), [Limit(tokens=700, per="all")]
+    agent = Agent(died, name="gone", settings=ModelSettings(max_tokens=500))
+    runtime = await place.runtime(agent, limits=limits).__aenter__()
+    await (await runtime.session("s")).send("go")
+    await died.next()
+    await crash(runtime)
+    other = Agent(FunctionModel(costing()), name="agent", settings=SMALL)
+    async with place.runtime(other, limits=limits) as runtime, asyncio.timeout(SOON):
+        result = await (await runtime.session("t")).run("go")
+        found = await account(runtime, "tokens/all/ever")
+
+    assert isinstance(result.outcome, Reached)
+    assert (found.unknown, found.reserved) == (1, 0)
+
+
+def test_files_count_by_what_they_may_hold() -> None:
+    """A request tells of them by digest or address alone."""
+
+    def size(*parts: Any) -> int:
+        return size_of(ModelRequest([Message("user", [*parts])]))
+
+    stored = Stored("d" * 64, 900_000)
+    assert 900_000 < size(Document(stored, "text/plain")) < 901_000
+    assert 225_000 < size(Document(stored, "application/pdf")) < 226_000
+    assert 4_800 < size(Image(stored, "image/png")) < 5_000
+    assert 4_800 < size(Image(Url("https://house/pic.png"))) < 5_000
+    assert 4_800 < size(ToolResult("c", "look", files=(Image(stored, "image/png"),))) < 5_100
+    assert 9_000 < size(Audio(stored, "audio/wav")) < 9_200
+
+
+async def test_answer_is_not_lowered_to_less_than_a_model_takes_to_think(place: Place) -> None:
+    bounds: list[int | None] = []
+
+    def model(request: ModelRequest) -> ModelResponse:
+        bounds.append(request.settings.max_tokens)
+        return ModelResponse("done", usage=Usage(10, 1_990))
+
+    settings = ModelSettings(max_tokens=2_000, reasoning="high")
+    agent = Agent(FunctionModel(model), settings=settings)
+    async with place.runtime(agent, limits=[Limit(tokens=5_000)]) as runtime:
+        session = await runtime.session("s")
+        outcomes = [type((await session.run("go")).outcome) for _ in range(3)]
+
+    assert outcomes == [Finished, Finished, Reached]
+    assert bounds == [2_000, 2_000]
 
 
 async def limited(lab: Lab) -> None:

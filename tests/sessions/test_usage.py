@@ -487,7 +487,7 @@ async def test_usage_that_makes_no_sense_is_refused_before_it_is_written(place: 
         session = await runtime.session("s")
         await session.run("go")
 
-        assert await session.usage() == {"turns": Usage(2, 1, calls=1), "aside": Usage()}
+        assert await session.usage() == {"turns": Usage(2, 1, calls=1), "aside": Usage(unknown=1)}
 
 
 async def test_what_was_recorded_before_a_crash_is_counted_once_and_what_was_lost_is_unknown(place: Place) -> None:

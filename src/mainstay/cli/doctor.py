@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Generator, Iterable
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import msgspec
 import typer
@@ -39,7 +39,7 @@ from mainstay.lifecycle import suspects
 from mainstay.lifecycle.process import AWAITED
 from mainstay.model.command import COMMAND_KIND
 from mainstay.model.ids import turn_id
-from mainstay.model.limit import Account, Limit, LimitKind, shown
+from mainstay.model.limit import Account, Limit, parts_of, shown
 from mainstay.model.monitor import MONITOR_KIND
 from mainstay.model.outcome import PendingCall
 from mainstay.model.process import ProcessRow, Success, WakeRow
@@ -505,14 +505,17 @@ async def _examine_turn(
 
 def _nearly_spent(account: Account) -> Advice | None:
     """What is to be said of a limit of which a fifth or less is left, in the window that is or was the last."""
-    if account.most <= 0 or (account.spent + account.reserved) * 5 < account.most * 4:
+    if (account.spent + account.reserved) * 5 < account.most * 4:
         return None
-    kind, per, window = account.name.split("/", 2)
+    kind, per, window = parts_of(account.name)
     whose = "all" if per == "all" else f"{per} {account.key}"
-    if window != "ever" and account.start != Limit(turns=1, window=_window(window)).start(int(time.time() * 1000)):
+    began = Limit(turns=1, window=window).start(int(time.time() * 1000))
+    if account.start < began:
         return None  # that window is over
-    spent, most = (shown(cast(LimitKind, kind), each) for each in (account.spent + account.reserved, account.most))
-    span_of = "" if window == "ever" else f" this {window}"
+    spent, most = (shown(kind, each) for each in (account.spent + account.reserved, account.most))
+    span_of = "" if window is None else f" this {window}" if isinstance(window, str) else f" in {window:,g} s"
+    if account.start > began:
+        span_of += ", in a window that has not begun by this clock: another process had a later time"
     unknown = f", of {account.unknown} calls by what was reserved for them" if account.unknown else ""
     problem = f"{spent} of {most} are spent{span_of}{unknown}"
     advice = (
@@ -520,10 +523,6 @@ def _nearly_spent(account: Account) -> Advice | None:
         "`mainstay run MODULE:RUNTIME --session … --resume`; or wait for the next window"
     )
     return Advice(f"limit of {whose}", problem, advice)
-
-
-def _window(text: str) -> str | float:
-    return float(text[:-1]) if text[:-1].replace(".", "").isdecimal() else text
 
 
 def _waits_for(call: PendingCall) -> str:

@@ -147,7 +147,7 @@ class TurnJournal(Journal[Appended]):
     Every append brings news back: `cancel` is a cancel request that was written meanwhile, `inputs` says that inputs
     wait. `store_id` is what the record of a call's start names: its idempotency key is made from it. `_dump` goes with
     the next write, whatever that is for: by itself it is worth none. `spending` is what the next write settles and asks
-    for, `granted` what the last one was answered.
+    for, `granted` what was answered to each that asked, until who asked takes it: tasks of one turn ask at once.
     """
 
     __slots__ = (
@@ -247,8 +247,10 @@ class TurnJournal(Journal[Appended]):
 
     def _answered(self, write: Write[Appended], answer: Appended) -> None:
         self.cancel, self.inputs = answer.cancel, self.inputs or answer.inputs
-        if answer.granted:
-            self.granted = {each.op: each for each in answer.granted}
+        if answer.granted and isinstance(write, Append):
+            for asked, given in zip(write.spending, answer.granted, strict=True):
+                if asked.ask is not None:
+                    self.granted[given.op] = given
 
     def _fitting(self) -> list[Record]:
         """What is pending, as far as there are ordinals for it besides that of the commit, which takes the others."""

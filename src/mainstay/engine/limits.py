@@ -10,7 +10,7 @@ The decision is made in the transaction (`lifecycle.limits`), for all processes 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -19,19 +19,25 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mainstay.errors import LimitReached, ProviderError
-from mainstay.model.limit import FLOOR, NANO, Ask, Bound, Granted, Limit, NearLimit, Settle, Spending, units
+from mainstay.model.codec import clean_text
+from mainstay.model.limit import FLOOR, NANO, THINKING, Ask, Bound, Granted, Limit, NearLimit, Settle, Spending, units
 from mainstay.model.llm import ModelRequest, Usage
-from mainstay.model.message import Scalar
+from mainstay.model.message import FILES, Audio, Document, Message, Scalar, Stored, ToolResult
 from mainstay.model.outcome import LimitReached as Reached
+from mainstay.model.spending import Price
 from mainstay.ports.host import Clock
-from mainstay.ports.provider import Prices, Provider, candidates
+from mainstay.ports.provider import Prices, Provider
 
 ANSWER = 8_192
 """Tokens that are reserved for an answer whose settings bound it to nothing; it is bounded to that then."""
 RATIO = 1 / 3
 """Tokens in a byte of a request, before a model has told better: more than most have."""
 POLL = 0.5
-"""Seconds after which a call that waits looks again, for what other processes have settled."""
+"""Seconds after which calls that wait look again, for what other processes have settled: each look is a write."""
+LONGEST_POLL = 4.0
+"""The same after looks that found nothing new."""
+FILE_BYTES = 4_800
+"""Bytes of text that are as dear as a picture, or as a file of which only the address is known."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -52,6 +58,7 @@ class SpendLimits:
         self._ratios: dict[str, float] = {}
         self._waiting: set[asyncio.Future[None]] = set()
         self._timer: asyncio.Task[None] | None = None
+        self._pause = POLL
 
     def bounds(self) -> tuple[Bound, ...]:
         """The limits as they hold now."""
@@ -65,24 +72,20 @@ class SpendLimits:
 
     def ask(self, model: str, size: int, settings: Any) -> Ask:
         """What a request of so many bytes may take. A model without a price is not asked where money is limited."""
-        tokens = max(round(size * self._ratios.get(model, RATIO)), 1)
-        thinking = settings.reasoning if type(settings.reasoning) is int and settings.max_tokens is None else 0
-        output = (settings.max_tokens or ANSWER) + thinking
+        tokens, reasoning = max(round(size * self._ratios.get(model, RATIO)), 1), settings.reasoning
+        thinking = reasoning if type(reasoning) is int else 0 if reasoning in (None, "off") else THINKING
+        output = settings.max_tokens or ANSWER + (reasoning if type(reasoning) is int else 0)
+        least = thinking + FLOOR
         if not self._paid:
-            return Ask(tokens, output)
-        price = None if self._prices is None else self._prices.price(model)
-        if price is None:
-            raise ProviderError(
-                f"what {model} costs is not known, and a limit on money holds: give Runtime(prices={{{model!r}: "
-                "Price(input=…, output=…)}), or prices='genai-prices'",
-                code="price_missing",
-            )
+            return Ask(tokens, output, least=least)
+        price = price_of(self._prices, model)
         most = max(price.input, price.cache_write or price.input)
-        return Ask(tokens, output, units(most), units(price.output))
+        return Ask(tokens, output, units(most), units(price.output), least)
 
-    def settle(self, model: str, usage: Usage | None, size: int) -> Settle:
-        """What a call has taken; None where its provider does not tell."""
-        if usage is None or (usage.input is None and usage.output is None):
+    def settle(self, model: str, usage: Usage | None, size: int, reserved: Reserved | None) -> Settle:
+        """What a call has taken; None where its provider does not tell. Where it tells of one half only, the other one
+        counts as it was reserved."""
+        if usage is None:
             return Settle()
         asked = usage.total - (usage.output or 0)
         if asked and size:
@@ -91,7 +94,12 @@ class SpendLimits:
         cost = usage.cost
         if cost is None and self._prices is not None:
             cost = self._prices.cost(model, usage)
-        return Settle(usage.total, None if cost is None else units(cost))
+        tokens = None
+        if usage.input is not None and usage.output is not None:
+            tokens = usage.total
+        elif reserved is not None and usage.total:
+            tokens = usage.total + (reserved.ask.input if usage.input is None else reserved.output)
+        return Settle(tokens, None if cost is None else units(cost))
 
     # ------------------------------------------------------------------ waiting
 
@@ -108,16 +116,21 @@ class SpendLimits:
 
     def settled(self) -> None:
         """Something is on disk that may have made room."""
+        self._pause = POLL
+        self._wake()
+
+    def _wake(self) -> None:
         for wake in self._waiting:
             if not wake.done():
                 wake.set_result(None)
 
     async def _look_again(self) -> None:
         try:
-            await self._clock.sleep(POLL)
+            await self._clock.sleep(self._pause)
+            self._pause = min(self._pause * 2, LONGEST_POLL)
         finally:
             self._timer = None
-            self.settled()
+            self._wake()
 
     # ------------------------------------------------------------------ in words
 
@@ -135,14 +148,50 @@ class SpendLimits:
         return LimitReached(how.kind, how.limit, how.spent, how.per, how.key, how.window)
 
 
+def price_of(prices: Prices | None, model: str) -> Price:
+    """What a model costs. Raises ProviderError where that is not known: what is not known is not free."""
+    price = None if prices is None else prices.price(model)
+    if price is None:
+        raise ProviderError(
+            f"what {model} costs is not known, and a limit on money holds: give Runtime(prices={{{model!r}: "
+            "Price(input=…, output=…)}), or prices='genai-prices'",
+            code="price_missing",
+        )
+    return price
+
+
 def amount(kind: str, given: int) -> float:
     """An amount as people count it."""
     return float(Decimal(given) / NANO) if kind == "money" else given
 
 
 def size_of(request: ModelRequest) -> int:
-    """Bytes of what a model is asked, as JSON."""
-    return sum([len(_encode(each)) for each in (*request.messages, *request.tools)])
+    """Bytes of what a model is asked, as JSON, with what its files may be as text."""
+    size = sum([len(_encode(each)) for each in request.tools])
+    if request.output_schema is not None:
+        size += len(_encode(request.output_schema))
+    for message in request.messages:
+        encoded = _encode(message)
+        size += len(encoded)
+        if b'"media_type":' in encoded or b'"source":' in encoded:
+            size += _size_of_files(message)
+    return size
+
+
+def _size_of_files(message: Message) -> int:
+    """How many bytes of text cost as much as the files of a message, which is told of them by digest or address."""
+    size = 0
+    for part in message.parts:
+        for file in part.files if isinstance(part, ToolResult) else (part,):
+            if not isinstance(file, FILES):
+                continue
+            source = getattr(file, "source", None)
+            stored = source.size if isinstance(source, Stored) else FILE_BYTES
+            if isinstance(file, Document):
+                size += stored if file.media_type.startswith("text/") else max(stored // 4, FILE_BYTES)
+            else:
+                size += max(stored // 100, FILE_BYTES) if isinstance(file, Audio) else FILE_BYTES
+    return size
 
 
 class Reserved(Struct, frozen=True, gc=False):
@@ -154,21 +203,34 @@ class Reserved(Struct, frozen=True, gc=False):
     def covers(self, ask: Ask) -> bool:
         """Whether a call may be made with it: no smaller an answer was asked for, and its input fits."""
         prices = (self.ask.input_price, self.ask.output_price) == (ask.input_price, ask.output_price)
-        return prices and ask.input <= self.ask.input and min(ask.output, FLOOR) <= self.output
+        return prices and ask.input <= self.ask.input and min(ask.output, ask.least) <= self.output
 
 
 class TurnSpending:
     """What a turn has reserved for its next call, and what is to be settled of the last one.
 
-    `reserved` is on disk. `warned` are the accounts that the turn was told of.
+    `reserved` is on disk, and no call was made with it yet; of what was asked for last, that is not known yet while it
+    `asks`. `_inherited`: what an earlier run of the turn has reserved may be there still, and what became of it is not
+    known. `warned` are the accounts that the turn was told of.
     """
 
-    __slots__ = ("_answer", "_count", "_first", "_metadata", "_op", "_size", "limits", "reserved", "warned")
+    __slots__ = (
+        "_answer",
+        "_count",
+        "_inherited",
+        "_metadata",
+        "_op",
+        "_size",
+        "asks",
+        "limits",
+        "reserved",
+        "warned",
+    )
 
     def __init__(self, limits: SpendLimits, op: str, metadata: dict[str, Scalar], reserved: Reserved | None) -> None:
         self.limits, self._op, self._metadata, self.reserved = limits, op, metadata, reserved
         self._count, self._size = 0, 0
-        self._first = True
+        self._inherited, self.asks = reserved is None, False
         self._answer: Settle | None = None
         self.warned: set[tuple[str, str, int]] = set()
 
@@ -179,15 +241,16 @@ class TurnSpending:
     def reserve(self, ask: Ask) -> Spending:
         """What asks for room for the next call. What was reserved before and not used is given back."""
         settle = self._taken()
+        self.asks = True
         return Spending("", self._next(), self.limits.bounds(), ask, settle, self._metadata)
 
     def granted(self, ask: Ask, given: Granted) -> None:
-        self.reserved = Reserved(ask, given.output) if given.output else None
+        self.asks, self.reserved = False, Reserved(ask, given.output) if given.output else None
 
     def ended(self, model: str, usage: Usage | None, begun: bool) -> None:
         """The call that something was reserved for has ended. One that was not begun has cost nothing."""
-        self.reserved = None
-        self._answer = self.limits.settle(model, usage, self._size) if begun else Settle(free=True)
+        reserved, self.reserved = self.reserved, None
+        self._answer = self.limits.settle(model, usage, self._size, reserved) if begun else Settle(free=True)
 
     def pending(self) -> Iterator[Spending]:
         """What is to be settled with the next write."""
@@ -195,7 +258,7 @@ class TurnSpending:
             yield Spending("", self._next(), settle=self._taken(), metadata=self._metadata)
 
     def close(self) -> Spending:
-        """The turn ends: what is left is settled or given back."""
+        """The turn ends, or is left: what is not settled yet is settled or given back."""
         return Spending("", self._next(), settle=self._taken(), metadata=self._metadata)
 
     def news(self, given: Granted) -> Iterator[NearLimit]:
@@ -206,12 +269,10 @@ class TurnSpending:
                 yield each
 
     def _taken(self) -> Settle:
-        """How the last call ended. Where none was made since the turn is worked on here, what is reserved for it was
-        reserved when it was accepted, and not used."""
-        answer, self._answer = self._answer, None
-        unused = self._first or self.reserved is not None
-        self._first, self.reserved = False, None
-        return answer or Settle(free=unused)
+        """How the last call ended; or that there was none with what is reserved."""
+        answer, inherited = self._answer, self._inherited
+        self._answer, self._inherited, self.reserved = None, False, None
+        return answer or Settle(free=not inherited)
 
     def _next(self) -> str:
         self._count += 1
@@ -219,41 +280,53 @@ class TurnSpending:
 
 
 class LimitedCall:
-    """A direct completion that limits hold for, under a reservation of its own (`name`)."""
+    """A direct completion that limits hold for, under a reservation of its own (`name`). `models` are those that may be
+    asked, because their price is known; the dearest is reserved for. Raises ProviderError where there is none."""
 
-    def __init__(self, limits: SpendLimits, name: str, provider: Provider, request: ModelRequest) -> None:
+    def __init__(self, limits: SpendLimits, name: str, models: Sequence[Provider], request: ModelRequest) -> None:
         self.limits, self.name, self._size, self._count = limits, name, size_of(request), 0
-        self._model, asks = "", list[Ask]()
-        for each in candidates(provider):  # whichever answers, the dearest of them is paid for
-            self._model = self._model or str(each.name)
-            asks.append(limits.ask(str(each.name), self._size, request.settings))
+        asked, asks, unpriced = list[Provider](), list[Ask](), None
+        for each in models:
+            try:
+                asks.append(limits.ask(clean_text(str(each.name)), self._size, request.settings))
+            except ProviderError as error:
+                unpriced = error
+            else:
+                asked.append(each)
+        if unpriced is not None and not asks:
+            raise unpriced
+        self.models = tuple(asked)
         self._ask = Ask(
             max([each.input for each in asks]),
             asks[0].output,
             max([each.input_price for each in asks]),
             max([each.output_price for each in asks]),
+            asks[0].least,
         )
-        self._asked = False
+        self._reserved: Reserved | None = None
 
     def ask(self, metadata: dict[str, Scalar]) -> Spending:
-        """What asks for room."""
+        """What asks for room. What is reserved for an attempt that has no answer counts as spent."""
+        self._reserved = None
         return Spending(self.name, self._next(), self.limits.bounds(), self._ask, metadata=metadata)
 
     def bounded(self, request: ModelRequest, given: Granted) -> ModelRequest | None:
         """The request as it may be asked; None while others have reserved what is left. Raises LimitReached."""
         if given.output:
-            self._asked = True
+            self._reserved = Reserved(self._ask, given.output)
             return replace(request, settings=replace(request.settings, max_tokens=given.output))
         if given.waits or given.short is None:
             return None
         raise self.limits.refusal(given.short)
 
     def settled(self, usage: Usage | None) -> Spending:
-        return Spending(self.name, self._next(), settle=self.limits.settle(self._model, usage, self._size))
+        """It was answered."""
+        model = clean_text(str(self.models[0].name))  # by the name of the one that answered, the cost was told already
+        return Spending(self.name, self._next(), settle=self.limits.settle(model, usage, self._size, self._reserved))
 
-    def failed(self, refused: bool) -> Spending:
+    def failed(self, free: bool) -> Spending:
         """It has no answer. What a provider refused has cost nothing; what was cut off is not known."""
-        return Spending(self.name, self._next(), settle=Settle(free=refused or not self._asked))
+        return Spending(self.name, self._next(), settle=Settle(free=free or self._reserved is None))
 
     def _next(self) -> str:
         self._count += 1

@@ -24,7 +24,7 @@ from msgspec.structs import replace
 
 from mainstay.engine.control import Escaped, OutOfTime, TurnAborted, TurnCancelled
 from mainstay.engine.driver import PER_CALL, Run
-from mainstay.engine.limits import TurnSpending, amount
+from mainstay.engine.limits import TurnSpending, amount, price_of
 from mainstay.engine.rate_limits import RateLimits, Ticket
 from mainstay.engine.retry import MODEL_RETRIES, RetryBudget, RetryPolicy
 from mainstay.engine.waiters import current_metadata
@@ -42,7 +42,7 @@ from mainstay.model.record import INTERRUPTED, Faltered, Framed, Record, Replied
 from mainstay.model.tool import ToolSpec
 from mainstay.ports.host import Random
 from mainstay.ports.process import Leaving
-from mainstay.ports.provider import Prices, Provider
+from mainstay.ports.provider import Prices, Provider, reports_cost
 from mainstay.ports.services import StreamEnd, TurnHooks
 from mainstay.ports.store import BlobStore
 from mainstay.turn import prompt
@@ -119,6 +119,12 @@ class ModelCaller:
             run.control.check()
         if len(attempt.models) > 1 and self._passed_over(attempt):
             return
+        if run.agent.budget.money is not None and not reports_cost(attempt.model):
+            try:
+                price_of(self._prices, attempt.name())
+            except ProviderError as unpriced:
+                self._failed(attempt, unpriced)
+                return
         if run.spending is not None:
             bounded = await self._bounded(attempt, request, run.spending)
             if bounded is None:
@@ -203,7 +209,7 @@ class ModelCaller:
         wanted = spending.reserve(ask)
         run.journal.spending.append(wanted)
         await run.journal.flush()
-        given = run.journal.granted[wanted.op]
+        given = run.journal.granted.pop(wanted.op)
         spending.granted(ask, given)
         spending.limits.settled()  # the same write may have settled a call
         for near in spending.news(given):
@@ -290,16 +296,16 @@ class ModelCaller:
                 asking, _time_left(run) if run.agent.budget.seconds is not None else None
             )
         except BaseException as error:  # nothing is handled here: its place is given back
+            attempt.begun = attempt.begun or is_unseen(error)
             self._limits.failed(ticket, error, attempt.begun)
             if run.spending is not None:
-                run.spending.ended(attempt.name(), None, attempt.begun)
+                refused = isinstance(error, ProviderError) or bool(run.unreadable)
+                run.spending.ended(attempt.name(), None, attempt.begun or not refused)
                 run.journal.spending.extend(run.spending.pending())
             raise
         self._limits.answered(ticket, response.usage)
         if run.spending is not None:
-            usage: object = response.usage
-            sound = usage if isinstance(usage, Usage) and _countable(usage) else None
-            run.spending.ended(attempt.name(), sound, True)
+            run.spending.ended(attempt.name(), countable(response), True)
             run.journal.spending.extend(run.spending.pending())
         return response
 
@@ -538,6 +544,7 @@ async def within(limit: float, asking: Coroutine[Any, Any, ModelResponse]) -> Mo
             f"the model did not answer within {limit:g} s: set ModelSettings(timeout=…) higher",
             retryable=True,
             code="timeout",
+            unseen=True,
         ) from None
 
 
@@ -582,6 +589,17 @@ def sound_parts(response: ModelResponse) -> tuple[Part, ...]:
     if size > MAX_VALUE:
         raise InvalidInput(f"the answer has {size:,} characters, the limit is {MAX_VALUE:,}")
     return tuple(parts)
+
+
+def is_unseen(error: BaseException) -> bool:
+    """Whether a provider was asked, and what became of that is not known."""
+    return isinstance(error, ProviderError) and error.unseen
+
+
+def countable(response: ModelResponse) -> Usage | None:
+    """What an answer says that it took; None where that can be nothing of the kind."""
+    usage: object = response.usage
+    return usage if isinstance(usage, Usage) and _countable(usage) else None
 
 
 def _countable(usage: Usage) -> bool:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from mainstay.model.limit import FLOOR, Account, Ask, Bound, Granted, Hold, LimitKind, NearLimit, Settle
+from mainstay.model.limit import MOST_COUNTED, Account, Ask, Bound, Granted, Hold, LimitKind, NearLimit, Settle
 
 MILLION = 1_000_000
 
@@ -30,7 +30,7 @@ def current(account: Account, bound: Bound) -> Account:
 def decide(op: str, ask: Ask, accounts: Sequence[tuple[Bound, Account]], counted: bool) -> Granted:
     """What an ask is granted. What is reserved in the accounts is reserved for other calls, all of them in flight.
     `counted`: the turn of the call counts already, or it is no turn."""
-    output, least = ask.output, min(ask.output, FLOOR)
+    output, least = ask.output, min(ask.output, ask.least)
     for bound, account in accounts:
         if bound.kind != "turns":
             output = min(output, _fits(bound.kind, bound.most - account.spent - account.reserved, ask))
@@ -77,5 +77,5 @@ def settled(kind: str, account: Account, hold: Hold, how: Settle) -> Account:
     if hold.start != account.start or how.free:
         return account
     if taken is None:
-        return replace(account, spent=account.spent + hold.amount, unknown=account.unknown + 1)
-    return replace(account, spent=account.spent + taken)
+        account, taken = replace(account, unknown=account.unknown + 1), hold.amount
+    return replace(account, spent=min(account.spent + taken, MOST_COUNTED))

@@ -6,12 +6,13 @@ Money is counted in billionths of the host's currency, as integers: a cheap toke
 from __future__ import annotations
 
 from decimal import ROUND_CEILING, Decimal
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
 from msgspec import Struct
 from msgspec.structs import force_setattr
 
 from mainstay.errors import InvalidDefinition, quoted
+from mainstay.model.codec import clean_text
 from mainstay.model.message import Scalar
 from mainstay.model.spending import METADATA, money
 
@@ -19,7 +20,11 @@ NANO = 10**9
 """Units of an amount of money."""
 FLOOR = 256
 """Tokens of an answer below which a model is not asked: an answer that is cut off so early is worth nothing."""
+THINKING = 1_024
+"""Tokens that a model which is to think takes for that, before it says anything."""
 MOST = 2**53
+MOST_COUNTED = 2**62
+"""Units at which an account stops: a store keeps integers of 64 bits, and a provider may report anything."""
 
 LimitKind: TypeAlias = Literal["money", "tokens", "turns"]
 KINDS: tuple[LimitKind, ...] = ("money", "tokens", "turns")
@@ -67,7 +72,8 @@ class Limit(Struct, frozen=True, gc=False, kw_only=True):
         self._check_amount(given[0])
         per: object = self.per
         known = per in ("session", "agent", "all")
-        if not isinstance(per, str) or (not known and (not per.startswith(METADATA) or per == METADATA)):
+        of_metadata = isinstance(per, str) and per.startswith(METADATA) and per != METADATA and clean_text(per) == per
+        if not known and not of_metadata:
             raise InvalidDefinition(
                 f"Limit(per={quoted(per):.80}) is not usable: give 'session', 'agent', 'metadata.<key>' or 'all'"
             )
@@ -87,8 +93,10 @@ class Limit(Struct, frozen=True, gc=False, kw_only=True):
         given: object = getattr(self, kind)
         if kind == "money":
             amount = money(given)
-            if amount is None:
-                raise InvalidDefinition(f"Limit(money={quoted(given):.80}) is not usable: give an amount, 0 or more")
+            if amount is None or units(amount) > MOST_COUNTED:
+                raise InvalidDefinition(
+                    f"Limit(money={quoted(given):.80}) is not usable: give an amount from 0 to {MOST_COUNTED // NANO:,}"
+                )
             force_setattr(self, "money", amount)
         elif type(given) is not int or not 0 <= given < MOST:
             raise InvalidDefinition(f"Limit({kind}={quoted(given):.80}) is not usable: give a whole number, 0 or more")
@@ -101,7 +109,7 @@ class Limit(Struct, frozen=True, gc=False, kw_only=True):
     def name(self) -> str:
         """What accounts are kept under: two limits that differ in their amounts alone count the same."""
         window = "ever" if self.window is None else self.window
-        return f"{self.kind}/{self.per}/{window if isinstance(window, str) else f'{window:g}s'}"
+        return f"{self.kind}/{self.per}/{window if isinstance(window, str) else f'{_plain(window)}s'}"
 
     @property
     def most(self) -> int:
@@ -120,6 +128,20 @@ class Limit(Struct, frozen=True, gc=False, kw_only=True):
             return at - (at - MONDAY) % (SECONDS["week"] * 1000)
         seconds = SECONDS[self.window] if isinstance(self.window, str) else self.window
         return at - at % round(seconds * 1000)
+
+
+def parts_of(name: str) -> tuple[LimitKind, str, str | float | None]:
+    """What a limit of that name bounds, for whom and in which window."""
+    kind, _, rest = name.partition("/")
+    per, _, window = rest.rpartition("/")
+    if window == "ever" or window in WINDOWS:
+        return cast(LimitKind, kind), per, None if window == "ever" else window
+    return cast(LimitKind, kind), per, float(window.removesuffix("s"))
+
+
+def _plain(seconds: float) -> str:
+    """A number of seconds so that different ones are different text."""
+    return str(int(seconds)) if seconds == int(seconds) else repr(seconds)
 
 
 def units(amount: Decimal) -> int:
@@ -161,13 +183,14 @@ class Bound(Struct, frozen=True, gc=False):
 
 
 class Ask(Struct, frozen=True, gc=False):
-    """What a call may take: `input` tokens by our estimate, and `output` at most, or what is left of that. Prices are
-    billionths for a million tokens; 0 where no limit on money holds."""
+    """What a call may take: `input` tokens by our estimate, and `output` at most, or what is left of that, which is
+    `least` or more. Prices are billionths for a million tokens; 0 where no limit on money holds."""
 
     input: int
     output: int
     input_price: int = 0
     output_price: int = 0
+    least: int = FLOOR
 
 
 class Settle(Struct, frozen=True, gc=False, omit_defaults=True):

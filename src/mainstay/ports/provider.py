@@ -37,6 +37,12 @@ def candidates(provider: Provider) -> tuple[Provider, ...]:
     return found
 
 
+def reports_cost(model: Provider) -> bool:
+    """Whether a provider says of itself, by an attribute `reports_cost`, that its answers tell what they have cost: a
+    budget of money then needs no price of it."""
+    return getattr(model, "reports_cost", False) is True
+
+
 class Prices(Protocol):
     """What models cost, by their names ("provider:model"). None: it is not known, which is not free."""
 

@@ -457,6 +457,7 @@ def too_slow(who: str, what: str, setting: str, seconds: float) -> ProviderError
         f"{who} {what} within {seconds:g} s: give provider(…, timeouts=Timeouts({setting}=…)) more",
         retryable=True,
         code="timeout",
+        unseen=setting != "connect",
     )
 
 

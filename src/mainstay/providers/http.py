@@ -454,7 +454,7 @@ def _without(secrets: list[str], error: ProviderError) -> ProviderError:
         text = _without_runs(text, spelling)
     if text == str(error):
         return error
-    return ProviderError(text, retryable=error.retryable, after=error.after, code=error.code)
+    return ProviderError(text, retryable=error.retryable, after=error.after, code=error.code, unseen=error.unseen)
 
 
 KEY_MARK = "[key]"
@@ -527,7 +527,7 @@ def _mapped(name: str, where: str, limits: Timeouts) -> Generator[None, None, No
         ) from None
     except (httpx2.RemoteProtocolError, httpx2.ReadError, httpx2.WriteError, httpx2.CloseError) as error:
         raise ProviderError(
-            f"the connection to {name} broke off: {error}", retryable=True, code="broken_stream"
+            f"the connection to {name} broke off: {error}", retryable=True, code="broken_stream", unseen=True
         ) from None
     except httpx2.ProxyError as error:
         raise ProviderError(f"the proxy for {name} refused: {error}", retryable=True, code="unreachable") from None

@@ -7,14 +7,18 @@ look for newer prices.
 from __future__ import annotations
 
 import importlib
+import logging
 from collections.abc import Callable, Mapping
 from decimal import Decimal
 from typing import Any
 
-from mainstay.errors import InvalidDefinition, MissingExtra, quoted
+from mainstay.errors import InvalidDefinition, MissingExtra, ProviderError, quoted
+from mainstay.model.codec import error_text
 from mainstay.model.llm import Usage
-from mainstay.model.spending import MILLION, Price
+from mainstay.model.spending import MILLION, Price, money
 from mainstay.ports.provider import Prices
+
+log = logging.getLogger("mainstay.providers")
 
 BUNDLED = "genai-prices"
 
@@ -84,20 +88,49 @@ class PriceFunction:
         self._function = function
 
     def price(self, model: str) -> Price | None:
-        found: object = self._function(model)
-        if found is not None and not isinstance(found, Price):
-            raise InvalidDefinition(f"prices({model!r}) gave {quoted(found):.80}: give Price(…), or None")
-        return found
+        return self._function(model)
 
     def cost(self, model: str, usage: Usage) -> Decimal | None:
         price = self.price(model)
         return None if price is None else price.of(usage)
 
 
+class CheckedPrices:
+    """A table that is not ours, which may raise and give anything. A price that is none is told before a call; an
+    answer is kept without a cost where the table has none for it."""
+
+    def __init__(self, table: Prices) -> None:
+        self._table = table
+
+    def price(self, model: str) -> Price | None:
+        try:
+            found: object = self._table.price(model)
+        except Exception as error:
+            raise _no_price(model, f"raised {type(error).__name__}: {error_text(error)}") from error
+        if found is not None and not isinstance(found, Price):
+            raise _no_price(model, f"gave {quoted(found):.80}")
+        return found
+
+    def cost(self, model: str, usage: Usage) -> Decimal | None:
+        try:
+            found: object = self._table.cost(model, usage)
+        except Exception:
+            log.warning("prices raised when they were asked what a call of %s has cost", model, exc_info=True)
+            return None
+        amount = money(found)
+        if amount is None and found is not None:
+            log.warning("prices gave %.80s as what a call of %s has cost: that is no amount", quoted(found), model)
+        return amount
+
+
+def _no_price(model: str, why: str) -> ProviderError:
+    return ProviderError(f"prices {why} for {model!r}: give Price(…), or None", code="price_missing")
+
+
 def checked(prices: Any) -> Prices:
     """`Runtime(prices=…)`."""
     if prices == BUNDLED:
-        return BundledPrices()
+        return CheckedPrices(BundledPrices())
     if isinstance(prices, Mapping):
         for name, price in prices.items():
             if not isinstance(name, str) or not name.strip() or not isinstance(price, Price):
@@ -107,10 +140,9 @@ def checked(prices: Any) -> Prices:
                 )
         return PriceList(prices)
     if callable(prices):
-        return PriceFunction(prices)
+        return CheckedPrices(PriceFunction(prices))
     if callable(getattr(prices, "price", None)) and callable(getattr(prices, "cost", None)):
-        table: Prices = prices
-        return table
+        return CheckedPrices(prices)
     raise InvalidDefinition(
         f"prices={quoted(prices):.80} is not usable: give a dict of Price(…) by the names of models, a function of "
         f"such a name, or {BUNDLED!r}"

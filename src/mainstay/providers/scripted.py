@@ -22,6 +22,8 @@ class FunctionModel:
     strings and ToolCalls. What it raises is what the provider raised.
     """
 
+    reports_cost = True
+
     def __init__(self, fn: Callable[[ModelRequest], Any], name: str = "function") -> None:
         if not callable(fn):
             raise InvalidDefinition(f"{quoted(fn)} cannot be called: a FunctionModel answers with a function")
@@ -46,6 +48,8 @@ class FunctionModel:
 
 class ScriptedModel:
     """A model that answers from a list, in order. Running dry is an error, and so are answers left over."""
+
+    reports_cost = True
 
     def __init__(self, answers: Iterable[Answer], name: str = "scripted") -> None:
         self.name = validate.name(name, "name", InvalidDefinition)

@@ -232,15 +232,16 @@ class Turns:
             self._ports.resumed()
             self.parked.drop(row.id)
         task = self.cache.tasks.get(row.id)
-        if task is not None:
-            # The turn before is committed, and its task does not know that yet or has still to call plugins.
-            task.following = row
-            return
-        task = self.cache.tasks[row.id] = SessionTask(
-            f"turn {row.id}.{row.turn}", self, self._worker.id, self.cache.of(row.id), row, opening
-        )
+        before = task
+        if task is None:
+            name, session = f"turn {row.id}.{row.turn}", self.cache.of(row.id)
+            task = self.cache.tasks[row.id] = SessionTask(name, self, self._worker.id, session, row, opening)
         if reserved is not None and row.turn is not None:
-            task.reserved = (row.turn, reserved)
+            task.reserved = (row.turn, row.generation, reserved)
+        if before is not None:
+            # The turn before is committed, and its task does not know that yet or has still to call plugins.
+            before.following = row
+            return
         _ = self._supervisor.spawn(self.runner.run(task), task.name)
 
     def first_spending(
@@ -372,10 +373,8 @@ class Turns:
             if isinstance(provider, GathersTools):
                 await provider.gather()
         inputs, task.inputs = opening is None or scope.turn > 1 or task.inputs, False
-        reserved = task.reserved if task.reserved is not None and task.reserved[0] == scope.turn else None
-        run = task.run = self._begin(
-            setup, definition, row, scope, view, records, inputs, None if reserved is None else reserved[1]
-        )
+        reserved = task.reserved_for(scope.turn, scope.generation)
+        run = task.run = self._begin(setup, definition, row, scope, view, records, inputs, reserved)
         if opening is None:
             self._feed.channel(row.id)  # a reader from before a restart may come back with an old cursor
         if row.cancel is not None:
@@ -393,6 +392,8 @@ class Turns:
             end = await self._drive(run, row)
         except Leaving:
             self._dispatcher.withdraw(run)
+            if run.spending is not None and (run.spending.asks or run.spending.reserved is not None):
+                run.journal.spending.append(run.spending.close())  # no call was made with it
             await run.journal.flush()
             raise
         finally:
@@ -680,7 +681,7 @@ class SessionTask:
     cancel: tuple[int, CancelRequest] | None = None
     inputs: bool = False
     deps: RunDeps | None = None
-    reserved: tuple[int, Reserved] | None = None
+    reserved: tuple[int, int, Reserved] | None = None
 
     async def work(self) -> None:
         turns = self._turns
@@ -701,6 +702,11 @@ class SessionTask:
             if after is None:
                 return
             self._row, self.opening = after, None
+
+    def reserved_for(self, turn: int | None, generation: int) -> Reserved | None:
+        """What was reserved for the first call of a turn with its acceptance, while it is claimed as it was then."""
+        kept = self.reserved
+        return None if kept is None or kept[:2] != (turn, generation) else kept[2]
 
     def was_claimed_before(self, row: SessionRow) -> bool:
         """Whether its turn was claimed anew after this task had parked it: whoever hears that it waits may answer
@@ -742,7 +748,7 @@ class SessionTask:
         del turns.cache.tasks[row.id]
         last = 0 if self._scope is None else self._scope.turn
         if following is not None and (self.was_claimed_before(following) or (following.turn or 0) > last):
-            turns.launch(following)
+            turns.launch(following, reserved=self.reserved_for(following.turn, following.generation))
         elif row.id in turns.outcomes.waiters and turns.outcomes.awaited_by_hosts(row.id):
             turns.answer_queued(row.id)
         turns.cache.rest(row.id)

@@ -11,14 +11,21 @@ from tests.stores.oracle.plain import Plain
 
 class Accounts:
     """`accounts` by limit and key: what is spent and reserved in a window. `reserved` by session and call: who reserved
-    how much of what, and what the last asking was answered."""
+    how much of what, and what the last asking was answered. `sessions` are the model's, by their ids."""
 
-    def __init__(self) -> None:
+    def __init__(self, sessions: dict[str, Plain]) -> None:
+        self.sessions = sessions
         self.accounts: dict[tuple[str, str], Plain] = {}
         self.reserved: dict[tuple[int, str], Plain] = {}
 
     def spend(self, session: Plain, owner: str, turn: int, spendings: tuple[Spending, ...]) -> list[Plain]:
-        return [self._spend(session, owner, turn, each) for each in spendings]
+        given = []
+        for number, each in enumerate(spendings):
+            known = self.reserved.get((session["sid"], each.name))
+            newer = [other.op for other in spendings[number + 1 :] if other.name == each.name]
+            applied = known is not None and known["answer"]["op"] in newer  # with that one, whose reply was lost
+            given.append(self.nothing(each.op) if applied else self._spend(session, owner, turn, each))
+        return given
 
     def nothing(self, op: str) -> Plain:
         return {"op": op, "output": 0, "short": None, "waits": False, "near": []}
@@ -50,7 +57,7 @@ class Accounts:
         for bound in wanted.bounds:
             if bound.kind == "turns" and wanted.name:
                 continue
-            key = "null" if bound.per == "all" else json.dumps(session["id"], ensure_ascii=False)
+            key = "null" if bound.per == "all" else json.dumps(self._oldest(session), ensure_ascii=False)
             empty = {"start": 0, "spent": 0, "reserved": 0, "unknown": 0, "most": 0}
             account = self.accounts.setdefault((bound.name, key), empty)
             if bound.start > account["start"]:
@@ -87,6 +94,16 @@ class Accounts:
                 near.append({"name": bound.name, "key": key} | now | {"most": bound.most})
         return {"op": wanted.op, "output": room, "short": None, "waits": False, "near": near}, holds
 
+    def _oldest(self, session: Plain) -> str:
+        """The session that its family began with, which may be gone or never have been there."""
+        line = [session["id"]]
+        while (known := self.sessions.get(line[-1])) is not None and known["settings"]:
+            above = json.loads(known["settings"]).get("parent")
+            if above is None or above in line:
+                break
+            line.append(above)
+        return str(line[-1])
+
     def _give_back(self, known: Plain, tokens: int | None) -> None:
         for place, start, amount in known["holds"]:
             account = self.accounts[place]
@@ -113,5 +130,7 @@ class Accounts:
 
     def worker_gone(self, worker: str) -> None:
         for place, known in [*self.reserved.items()]:
-            if known["owner"] == worker and not known["turn"] and place[1]:
+            if known["owner"] == worker and known["turn"]:
+                self._give_back(known, None)
+            elif known["owner"] == worker and place[1]:
                 self._give_back(self.reserved.pop(place), None)

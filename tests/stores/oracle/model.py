@@ -87,7 +87,7 @@ class StoreModel(ProcessModel):
         self.blobs: dict[str, bytes] = {}
         self.blob_refs: set[tuple[str, int]] = set()
         self.usage: dict[tuple[Any, ...], Plain] = {}
-        self.books = Accounts()
+        self.books = Accounts(self.sessions)
         self._rules: dict[type[Write[Any]], Callable[[Any], Any]] = {
             Accept: self.accept,
             Claim: self.claim,
@@ -529,11 +529,11 @@ class StoreModel(ProcessModel):
 
     def retire(self, write: Retire) -> None:
         owned = [s for s in self.sessions.values() if s["owner"] == write.worker_id]
+        self.books.worker_gone(write.worker_id)
         if write.dead and (owned or any(p["owner"] == write.worker_id for p in self.processes.values())):
             return
         if write.dead and self._tells_of_a_suspect(write):
             return
-        self.books.worker_gone(write.worker_id)
         for session in owned:
             self.books.turn_lost(session["sid"])
             session["owner"] = None

@@ -269,6 +269,19 @@ class TurnRules(StoreMachine):
             last = Spending(name, f"op-{self.now}-end", settle=how)
             self.send(self.appending(session, [b"reply"], spending=(last,)))
 
+    @has(StoreMachine.held)
+    @rule(n=index, wanted=bounds, ask=asks, how=settles)
+    def a_write_that_settles_one_call_and_reserves_for_the_next_is_sent_twice(
+        self, n: int, wanted: Any, ask: Ask, how: Settle
+    ) -> None:
+        session = self.pick(self.held(), n)
+        op = f"op-{self.now}"
+        self.send(self.appending(session, [], spending=(Spending("", f"{op}-1", wanted, ask),)))
+        both = Spending("", f"{op}-2", settle=how), Spending("", f"{op}-3", wanted, ask)
+        append = self.appending(session, [], spending=both)
+        accounts = self.send(append)["granted"], dict(self.model.books.accounts)
+        assert accounts == (self.send(append)["granted"], self.model.books.accounts)
+
     @has(uncancelled)
     @rule(n=index, wanted=bounds, ask=asks, how=settles)
     def a_commit_settles_the_last_call_and_leaves_nothing_reserved(

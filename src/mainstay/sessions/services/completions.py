@@ -8,9 +8,11 @@ What a crash cuts off is thus counted as unknown, also when it is not asked agai
 
 from __future__ import annotations
 
+import functools
 import hashlib
-from collections.abc import AsyncIterator, Sequence
-from typing import Any, get_args
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias, get_args
 
 import msgspec
 from msgspec.structs import replace
@@ -18,15 +20,23 @@ from msgspec.structs import replace
 from mainstay.engine.control import Guarded, TurnAborted
 from mainstay.engine.driver import Run
 from mainstay.engine.limits import LimitedCall
-from mainstay.engine.model_call import sound_parts, within
+from mainstay.engine.model_call import is_unseen, sound_parts, within
 from mainstay.engine.retry import MODEL_RETRIES
 from mainstay.engine.waiters import current_metadata
 from mainstay.errors import InvalidInput, MainstayError, PluginError, ProviderError, StaleSettings, quoted
 from mainstay.model import validate
 from mainstay.model.codec import clean_part, clean_text, encode, encode_checked, error_text
 from mainstay.model.limit import Spending
-from mainstay.model.llm import DEFAULT_SETTINGS, Completion, ModelChoice, ModelRequest, ModelResponse, Usage
-from mainstay.model.message import Message, Role, Stored, Text, ToolCall
+from mainstay.model.llm import (
+    DEFAULT_SETTINGS,
+    Completion,
+    ModelChoice,
+    ModelRequest,
+    ModelResponse,
+    RateReport,
+    Usage,
+)
+from mainstay.model.message import Message, Role, Scalar, Stored, Text, ToolCall
 from mainstay.model.record import Asking, Completed
 from mainstay.model.session import dump_settings, load_settings
 from mainstay.model.spending import hour_of, metadata_text
@@ -40,6 +50,26 @@ from mainstay.turn.tools import NATIVE
 LOST = Usage(unknown=1)
 FOUND = Usage(unknown=-1)
 """An ask whose cost was not seen, and that it was seen after all."""
+
+
+Reserve: TypeAlias = Callable[[ModelRequest], Awaitable[ModelRequest]]
+"""Reserves for one attempt, where limits hold: the request as it may be asked."""
+
+
+@dataclass(slots=True)
+class Attempts:
+    """How a completion was asked so far. `asked`: a provider is asked just now. `unseen`: it has taken the newest
+    attempt, of which no answer is known. So many before were `lost` like that."""
+
+    asked: bool = False
+    unseen: bool = False
+    lost: int = 0
+
+    def cost_nothing(self, error: BaseException) -> bool:
+        """Whether the newest attempt, or the wait for it, has cost nothing: the model said no, or broke. One that was
+        cancelled may have cost something."""
+        refused = isinstance(error, Exception | SystemExit)
+        return not self.unseen and (refused or not self.asked)
 
 
 class DirectCompletions:
@@ -138,24 +168,35 @@ class DirectCompletions:
         known = None if inside else _answer_to(run, key)
         if known is not None:
             return known
-        lost, call = await self._mark(run, key, request.label), None
+        lost, attempts = await self._mark(run, key, request.label), Attempts()
+        call: LimitedCall | None = None
+
+        async def reserve(asked: ModelRequest) -> ModelRequest:
+            return asked if call is None else await self._reserve_in_turn(run, call, asked)
+
         try:
+            models = candidates(provider)
             if (limits := self._at.parts.spend_limits) is not None:
-                call = LimitedCall(limits, self._at.parts.mint("c"), provider, request)
-                request = await self._reserve_in_turn(run, call, request)
-            record = await self._answer(provider, replace(request, call_id=f"{self._at.id}:{key}"), key)
-            if call is not None:
-                run.journal.spending.append(call.settled(record.usage))
+                call = LimitedCall(limits, self._at.parts.mint("c"), models, request)
+                models = call.models
+            request = await reserve(replace(request, call_id=f"{self._at.id}:{key}"))
+            await run.journal.flush()  # the question is on disk before it is asked
+            record = await self._answer(models, request, key, attempts, reserve)
         except BaseException as error:  # whatever ended it, a sum of costs must not take it for one under way
+            free = attempts.cost_nothing(error)
             if call is not None:
-                run.journal.spending.append(call.failed(_refused(error)))
-            cost = Usage() if _refused(error) else None
+                run.journal.spending.append(call.failed(free))
+            cost, lost = Usage() if free else None, lost + attempts.lost
             code = clean_text(str(error.code)) if isinstance(error, MainstayError) else type(error).__name__
             run.note(Completed(key, request.label, "", cost, "", self._now(), interrupted=lost, error=code))
+            if call is not None and isinstance(error, Exception):
+                await run.journal.flush()  # other calls may wait for what was reserved, and this turn for them
             raise
-        record = replace(record, interrupted=lost)
+        if call is not None:
+            run.journal.spending.append(call.settled(record.usage))
+        record = replace(record, interrupted=lost + attempts.lost)
         run.note(replace(record, text="", parts=()) if inside else record)
-        if not inside:
+        if not inside or call is not None:
             await run.journal.flush()
         return record
 
@@ -165,30 +206,27 @@ class DirectCompletions:
             wanted = call.ask(dict(current_metadata()))
             run.journal.spending.append(wanted)
             await run.journal.flush()
-            if (bounded := call.bounded(request, run.journal.granted[wanted.op])) is not None:
+            if (bounded := call.bounded(request, run.journal.granted.pop(wanted.op))) is not None:
                 return bounded
             await call.limits.room()
 
-    async def _reserve_outside(self, began: int, call: LimitedCall, request: ModelRequest) -> ModelRequest:
-        """The same, with the count of what is about to be asked. What is not asked is taken back from it."""
-        lost = [(request.label, "", LOST)]
+    async def _reserve_outside(
+        self, began: int, call: LimitedCall, request: ModelRequest, is_asked: bool
+    ) -> ModelRequest:
+        """The same outside of turns. `is_asked`: what asks for room is on disk."""
         while True:
-            await self._count(began, *lost, spending=call.ask(dict(await self._at.metadata())))
-            lost.clear()
+            if not is_asked:
+                await self._count(began, spending=call.ask(await self._whom()))
+            is_asked = False
             row = await self._at.row_or_new()
             found = await self._at.parts.store.reservations(row.sid)
-            granted = next(each.granted for each in found if each.name == call.name)
-            try:
-                bounded = call.bounded(request, granted)
-                if bounded is not None:
-                    return bounded
-                await call.limits.room()
-            except BaseException:  # also a cancel while it waits: nothing was asked
-                await self._count(began, (request.label, "", FOUND), spending=call.failed(True))
-                raise
+            granted = next((each.granted for each in found if each.name == call.name), None)
+            if granted is not None and (bounded := call.bounded(request, granted)) is not None:
+                return bounded
+            await call.limits.room()
 
     async def _mark(self, run: Run, key: str, label: str) -> int:
-        """See to it that the question is on disk before it is asked. How often a crash cut the same one off before.
+        """Note the question, which is to be on disk before it is asked. How often a crash cut the same one off before.
 
         That it is asked again is not written: a turn that dies of it again and again is found out by having no new
         record.
@@ -197,37 +235,45 @@ class DirectCompletions:
             return max((await self._at.row()).takeovers, 1)
         run.check_room()
         run.note(Asking(key, label, self._now()))
-        await run.journal.flush()
         return 0
 
     # ------------------------------------------------------------------ outside of turns
 
     async def _ask_outside(self, provider: Provider, request: ModelRequest) -> Completed:
-        label, began = request.label, self._now()
-        call = None
-        if (limits := self._at.parts.spend_limits) is not None:
-            call = LimitedCall(limits, self._at.parts.mint("c"), provider, request)
-            request = await self._reserve_outside(began, call, request)
-        else:
-            await self._count(began, (label, "", LOST))
+        label, began, attempts = request.label, self._now(), Attempts()
+        models, call, limits = candidates(provider), None, self._at.parts.spend_limits
+        if limits is not None:
+            call = LimitedCall(limits, self._at.parts.mint("c"), models, request)
+            models = call.models
+
+        async def reserve(asked: ModelRequest) -> ModelRequest:
+            return asked if call is None else await self._reserve_outside(began, call, asked, attempts.lost == 0)
+
+        await self._count(began, (label, "", LOST), spending=None if call is None else call.ask(await self._whom()))
         try:
-            record = await self._answer(provider, request, request.call_id)
+            record = await self._answer(models, await reserve(request), request.call_id, attempts, reserve)
         except BaseException as error:  # one that was cancelled stays unknown; there may be no time to write anyway
-            if _refused(error):
-                await self._count(began, (label, "", FOUND), spending=None if call is None else call.failed(True))
-            elif call is not None:
-                await self._count(began, spending=call.failed(False))
+            free = attempts.cost_nothing(error)
+            costs = [(label, "", FOUND)] if free else []
+            if attempts.lost:
+                costs.append((label, "", Usage(unknown=attempts.lost)))
+            if costs or call is not None:
+                await self._count(began, *costs, spending=None if call is None else call.failed(free))
             raise
         spent, settled = replace(record.usage or LOST, calls=1), None if call is None else call.settled(record.usage)
-        await self._count(began, (label, "", FOUND), (label, record.model, spent), spending=settled)
+        lost = Usage(unknown=attempts.lost - 1)
+        await self._count(began, (label, "", lost), (label, record.model, spent), spending=settled)
         return record
+
+    async def _whom(self) -> dict[str, Scalar]:
+        return dict(await self._at.metadata())
 
     async def _count(self, began: int, *costs: tuple[str, str, Usage], spending: Spending | None = None) -> None:
         """Add to the ledger of the session itself, and to its sums: each a label, a model and what it cost.
 
         It counts in the hour in which it began, so that what was unknown at first is taken back where it was added.
         """
-        whom = metadata_text(await self._at.metadata())
+        whom = metadata_text(await self._whom())
         while True:  # only an edit of another task can be in the way, and no cost may be lost
             row = await self._at.row_or_new()
             adds = await usage_rows(self._at.parts.store, row, hour_of(began), whom, costs)
@@ -248,12 +294,15 @@ class DirectCompletions:
 
     # ------------------------------------------------------------------ the model
 
-    async def _answer(self, provider: Provider, request: ModelRequest, key: str) -> Completed:
-        asked, response = await self._response(provider, request)
+    async def _answer(
+        self, models: Sequence[Provider], request: ModelRequest, key: str, attempts: Attempts, again: Reserve
+    ) -> Completed:
+        asked, response = await self._response(models, request, attempts, again)
         try:
             parts = NATIVE.read(sound_parts(response), f"{key}.0").parts
         except (Exception, SystemExit) as error:  # what the provider gave may raise anything when it is looked at
             raise ProviderError(error_text(error), code="provider_nonsense") from error
+        attempts.unseen = False
         usage, prices = response.usage, self._at.parts.prices
         if prices is not None and usage is not None and usage.cost is None:
             usage = replace(usage, cost=prices.cost(clean_text(asked.name), usage))
@@ -262,15 +311,20 @@ class DirectCompletions:
         model = clean_text(response.model)
         return Completed(key, request.label, text, usage, model, self._now(), stop=response.stop, parts=tuple(kept))
 
-    async def _response(self, provider: Provider, request: ModelRequest) -> tuple[Provider, ModelResponse]:
+    async def _response(
+        self, models: Sequence[Provider], request: ModelRequest, attempts: Attempts, again: Reserve
+    ) -> tuple[Provider, ModelResponse]:
         """Ask until there is an answer, as often as a turn would: one model after the other, then all again. With the
         answer, the model that gave it."""
-        left, number, rounds = list(candidates(provider)), 0, 1
+        left, number, rounds = list(models), 0, 1
+        ask = functools.partial(_whole, attempts)
         while True:
+            attempts.asked = True
             try:
-                return left[number], await Guarded(self._at.parts.limits.call(left[number], request, _whole), None)
+                return left[number], await Guarded(self._at.parts.limits.call(left[number], request, ask), None)
             except Exception as error:  # a provider may raise anything: the next model is asked
-                pause = 0.0
+                pause, attempts.asked = 0.0, False
+                attempts.unseen = attempts.unseen or is_unseen(error)
                 if isinstance(error, ProviderError) and error.retryable:
                     number += 1
                 else:
@@ -283,6 +337,9 @@ class DirectCompletions:
                     number, rounds = 0, rounds + 1
             if pause:
                 await self._at.parts.clock.sleep(pause)
+            if attempts.unseen:  # what was reserved is spent by the attempt that broke off
+                attempts.lost, attempts.unseen = attempts.lost + 1, False
+                request = await again(request)
             request = replace(request, attempt=request.attempt + 1)
 
     def _now(self) -> int:
@@ -300,23 +357,26 @@ def _cut_off(run: Run, key: str) -> bool:
     return begun and not any(type(record) is Completed and record.key == key for record in run.records)
 
 
-def _refused(error: BaseException) -> bool:
-    """Whether the model said no, or broke; one that was cancelled may have cost something."""
-    return isinstance(error, Exception | SystemExit)
-
-
 def _spent(found: dict[str, Usage]) -> dict[str, Usage]:
     return {name: usage for name, usage in found.items() if usage != Usage()}
 
 
-async def _whole(model: Provider, request: ModelRequest) -> ModelResponse:
+async def _whole(attempts: Attempts, model: Provider, request: ModelRequest) -> ModelResponse:
     limit = request.settings.timeout
-    return await (_streamed(model, request) if limit is None else within(limit, _streamed(model, request)))
+    asking = _streamed(attempts, model, request)
+    return await (asking if limit is None else within(limit, asking))
 
 
-async def _streamed(model: Provider, request: ModelRequest) -> ModelResponse:
-    response: ModelResponse | None = None
-    async for delta in model.stream(request):
+async def _streamed(attempts: Attempts, model: Provider, request: ModelRequest) -> ModelResponse:
+    response, learn = None, request.report
+
+    def report(told: RateReport) -> None:
+        attempts.unseen = attempts.unseen or told.accepted
+        if learn is not None:
+            learn(told)
+
+    async for delta in model.stream(replace(request, report=report)):
+        attempts.unseen = True
         if isinstance(delta, ModelResponse):
             response = delta
     if response is None:

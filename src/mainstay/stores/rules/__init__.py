@@ -128,12 +128,12 @@ async def beat(tx: Transaction, write: Beat) -> bool:
 
 
 async def retire(tx: Transaction, write: Retire) -> None:
+    await spending.bury(tx, write.worker_id)
     turns, work = await tx.read(SessionsOwnedBy(write.worker_id)), await tx.read(ProcessesOwnedBy(write.worker_id))
     if write.dead and (turns or work):
         return  # the row stays until each scope has been claimed, which fences it
     if write.dead and await _is_evidence(tx, write):
         return
-    await spending.bury(tx, write.worker_id)
     for row in turns:
         await spending.lose(tx, row.id)
         tx.change(PutSession(replace(row, owner=None)))

@@ -185,8 +185,8 @@ async def accept_applied(tx: Transaction, write: Accept) -> Accepted | None:
         body = await tx.read(NodeAt(row.sid, turn, 0))
         if body is not None and body == write.body:
             known = None if write.spending is None else await tx.read(ReservationAt(row.sid, write.spending.name))
-            granted = known.granted if known is not None and known.turn == turn else None
-            return Accepted(turn, row, opened=row.turn == turn, granted=granted)
+            same = known is not None and write.spending is not None and known.granted.op == write.spending.op
+            return Accepted(turn, row, opened=row.turn == turn, granted=known.granted if known and same else None)
     return None
 
 

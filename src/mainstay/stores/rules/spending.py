@@ -34,13 +34,19 @@ MAX_FAMILY = 64
 async def spend(
     tx: Transaction, row: SessionRow, owner: str, spendings: tuple[Spending, ...], turn: int = 0
 ) -> tuple[Granted, ...]:
-    """Settle and reserve as a write of the session's owner says; what was granted, in the same order."""
+    """Settle and reserve as a write of the session's owner says; what was granted, in the same order.
+
+    A write that is sent again, because its reply was lost, is recognised by the last spending of each name: those
+    before it were applied with it.
+    """
     granted: list[Granted] = []
     accounts: dict[tuple[str, str], Account] = {}
-    for spending in spendings:
+    for number, spending in enumerate(spendings):
         known = await tx.read(ReservationAt(row.sid, spending.name))
-        if known is not None and known.granted.op == spending.op:
-            granted.append(known.granted)  # sent again: its reply was lost
+        if known is not None and any(
+            (each.name, each.op) == (spending.name, known.granted.op) for each in spendings[number:]
+        ):
+            granted.append(known.granted if known.granted.op == spending.op else Granted(spending.op))
             continue
         for hold in () if known is None else known.holds:
             await _settle(tx, accounts, hold, spending.settle or LOST)
@@ -135,14 +141,7 @@ async def close(tx: Transaction, row: SessionRow, owner: str, turn: int, spendin
 async def lose(tx: Transaction, session_id: str) -> None:
     """The owner of a session's turn is gone: what was reserved for calls of the turn counts as spent. That the turn has
     been counted stays."""
-    accounts: dict[tuple[str, str], Account] = {}
-    for each in await tx.read(ReservationsOf(session_id)):
-        if each.holds and each.turn:
-            for hold in each.holds:
-                await _settle(tx, accounts, hold, LOST)
-            tx.change(PutReservation(replace(each, holds=())))
-    for account in accounts.values():
-        tx.change(PutAccount(account))
+    await _lose(tx, [each for each in await tx.read(ReservationsOf(session_id)) if each.turn])
 
 
 async def delete(tx: Transaction, session_id: str) -> None:
@@ -151,8 +150,21 @@ async def delete(tx: Transaction, session_id: str) -> None:
 
 
 async def bury(tx: Transaction, worker_id: str) -> None:
-    """A worker is dead: what it had reserved outside of turns counts as spent."""
-    await _forget(tx, [each for each in await tx.read(ReservationsOwnedBy(worker_id)) if not each.turn and each.name])
+    """A worker is dead: what it had reserved counts as spent, also for turns that no living worker can take over, so
+    that no call waits for theirs. That those turns have been counted stays."""
+    found = await tx.read(ReservationsOwnedBy(worker_id))
+    await _lose(tx, [each for each in found if each.turn])
+    await _forget(tx, [each for each in found if not each.turn and each.name])
+
+
+async def _lose(tx: Transaction, found: list[Reservation]) -> None:
+    accounts: dict[tuple[str, str], Account] = {}
+    for each in [each for each in found if each.holds]:
+        for hold in each.holds:
+            await _settle(tx, accounts, hold, LOST)
+        tx.change(PutReservation(replace(each, holds=())))
+    for account in accounts.values():
+        tx.change(PutAccount(account))
 
 
 async def _forget(tx: Transaction, found: list[Reservation]) -> None:
