@@ -420,6 +420,24 @@ async def test_shim_of_the_next_command_is_forked_when_one_has_begun(commands: C
     assert (await ended(job)).code == 0
 
 
+@pytest.mark.kill
+async def test_command_begins_though_the_leader_that_was_forked_ahead_was_killed(commands: Commands) -> None:
+    await commands.end("true")
+    assert commands.spawner._process is not None
+    spawner = commands.spawner._process.pid
+    await until(lambda: [len(children_of(shim)) for shim in children_of(spawner)] == [1])
+    [shim] = children_of(spawner)
+    [leader] = children_of(shim)
+    os.kill(leader, signal.SIGKILL)
+    await until(lambda: not lives(leader))
+    job = commands.job()
+    started = await commands.spawner.start(commands.request(job, ["echo", "ran"]), commands.spawner.prepare())
+
+    assert isinstance(started, Started)
+    assert started.shim.pid == shim
+    assert ((await ended(job)).code, (job.folder / "stdout").read_bytes()) == (0, b"ran\n")
+
+
 async def test_shim_of_the_next_command_leaves_with_its_spawner(commands: Commands) -> None:
     await commands.end("true")
     assert commands.spawner._process is not None

@@ -604,7 +604,8 @@ class Shim:
 
     def _fork(self, ahead: Leader | None) -> Leader:
         terminal = self.option.get(b"pty")
-        if ahead is not None and (terminal is not None or self.pipes or self.rules):
+        other = terminal is not None or self.pipes or self.rules
+        if ahead is not None and (other or os.waitpid(ahead.pid, os.WNOHANG)[0]):  # it may have been killed meanwhile
             ahead.dismiss()
             ahead = None
         leader = ahead or Leader(terminal, self.pipes)

@@ -306,7 +306,7 @@ class Threads:
             # Before the work is queued: if there can be no thread, no other one may find it later and run it after all.
             try:
                 thread.start()
-            except BaseException:
+            except BaseException:  # a thread that did not start is not to be counted, whatever kept it from that
                 self._alive.discard(thread)
                 raise
         self._queue.put(body)
