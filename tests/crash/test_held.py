@@ -1,5 +1,5 @@
-"""Kills around a turn that is held for a command: the writes that hold it and park it, the end of the command, the
-claim, and the model that is told.
+"""Kills around a turn that is held for a command: before, inside and after the writes that hold it and park it, at the
+end of the command, the claim, and the model that is told.
 
 The kills are real: the command goes on without its worker. Fates are written by hand.
 """
@@ -17,6 +17,7 @@ from mainstay import Agent, ModelRequest, ModelResponse, ToolCall, ToolContext, 
 from mainstay.ports.store import JobFolders, Store
 from mainstay.testing import FunctionModel
 from mainstay.testing.crash import Crash, ForkServer, Lab, Played
+from tests.crash.inside import statements_of
 
 COMMAND = "s.1.1.0.1"
 SCRIPT = 'echo ran >> "$0"; while ! [ -e "$0.go" ]; do sleep 0.01; done; exec cat "$0"'
@@ -132,6 +133,19 @@ def test_killed_here_a_held_turn_tells_its_model_once_of_the_end(forks: ForkServ
 @pytest.mark.kill
 def test_a_held_turn_is_killed_at_the_hold_and_again_at_its_park(forks: ForkServer) -> None:
     check(forks.play([Crash(HOLD, "lost"), Crash(PARK, "lost")], held), CLEAN)
+
+
+@pytest.mark.kill
+@pytest.mark.slow
+@pytest.mark.parametrize("write", [HOLD, PARK])
+def test_killed_inside_the_write_that_holds_or_parks_it_a_turn_is_held_again(forks: ForkServer, write: str) -> None:
+    """Before a statement of its transaction, the commit with them: the write has not happened."""
+    for statement in statements_of(forks, held, write):
+        try:
+            check(forks.play([statement], held), HELD[Crash(write, "before")])
+        except AssertionError as error:
+            error.add_note(f"killed before {statement}")
+            raise
 
 
 @pytest.mark.kill

@@ -17,6 +17,7 @@ from mainstay import Agent, ModelRequest, ModelResponse, ToolCall, ToolContext, 
 from mainstay.ports.store import JobFolders, Store
 from mainstay.testing import FunctionModel
 from mainstay.testing.crash import Crash, ForkServer, Lab, Played
+from tests.crash.inside import statements_of
 
 COMMAND = "s.1.1.0.1"
 SCRIPT = """
@@ -132,6 +133,19 @@ def check(played: Played, fate: Fate) -> None:
 @pytest.mark.parametrize("crash", SHOWN, ids=str)
 def test_killed_here_a_held_turn_shows_its_model_the_first_stderr_once(forks: ForkServer, crash: Crash) -> None:
     check(forks.play([crash], shown), SHOWN[crash])
+
+
+@pytest.mark.kill
+@pytest.mark.slow
+@pytest.mark.parametrize("write", [ALARM, SHOW])
+def test_killed_inside_the_write_that_alarms_or_shows_it_is_shown_once(forks: ForkServer, write: str) -> None:
+    """Before a statement of its transaction, the commit with them: the write has not happened."""
+    for statement in statements_of(forks, shown, write):
+        try:
+            check(forks.play([statement], shown), SHOWN[Crash(write, "before")])
+        except AssertionError as error:
+            error.add_note(f"killed before {statement}")
+            raise
 
 
 @pytest.mark.kill

@@ -71,12 +71,17 @@ class Reference(Struct, frozen=True):
 
 
 class Statement(Struct, frozen=True):
-    """The nth statement that writes; `within` names the store's write under way. `slow`: it takes a while first."""
+    """The nth statement that writes; `within` names the store's write under way. `slow`: it takes a while first.
+
+    `place` counts the statements of that write alone. A statement with `number` 0 is found by these two: for scenarios
+    whose writes come in an order of their own each time, such as those with commands.
+    """
 
     number: int
     text: str = ""
     within: str = ""
     slow: bool = False
+    place: int = 0
 
 
 class CrashRun(Struct, frozen=True):
@@ -317,6 +322,7 @@ class _Statements:
     def __init__(self, faults: FaultInjector, target: Statement | None) -> None:
         self._faults, self._target = faults, target
         self.seen: list[Statement] = []
+        self._places: dict[str, int] = {}
         self.enough = False
         self._connect: Callable[..., sqlite3.Connection] = sqlite3.connect
         setattr(sqlite3, "connect", self._watched)  # noqa: B010  # this process is ours alone, and short-lived
@@ -331,9 +337,13 @@ class _Statements:
         if self.enough or words[0].upper() in ("SELECT", "PRAGMA", "--"):
             return
         within = self._faults.current[0] if self._faults.current else ""
-        self.seen.append(Statement(len(self.seen) + 1, " ".join(words), within))
+        place = self._places[within] = self._places.get(within, 0) + 1
+        self.seen.append(Statement(len(self.seen) + 1, " ".join(words), within, place=place))
         target = self._target
-        if target is not None and target.number == len(self.seen):
+        if target is None:
+            return
+        by_number, by_place = target.number == len(self.seen), (target.within, target.place) == (within, place)
+        if by_number or (by_place and not target.number):
             if target.slow:
                 time.sleep(SLOW_DISK)
             os.kill(os.getpid(), signal.SIGKILL)
