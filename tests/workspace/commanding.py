@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shlex
 import signal
 import sys
 from typing import Any, TypeVar
@@ -54,12 +55,34 @@ CALLS: dict[str, list[ToolCall]] = {
 }
 """What the model calls, one after the other."""
 
+SERVER = """
+import socket, time
+open("ran", "a").write("ran\\n")
+time.sleep(0.2)
+server = socket.create_server(("127.0.0.1", {port}))
+time.sleep(600)
+"""
+
+
+def calls_of(what: str) -> list[ToolCall]:
+    """Those of CALLS, and with "port N" a server on that port that is waited for."""
+    name, _, port = what.partition(" ")
+    if name != "port":
+        return CALLS[what]
+    program = f"exec {shlex.join([sys.executable, '-c', SERVER.format(port=port)])}"
+    return [
+        ToolCall(name="run_command", args={"command": program, "background": True}),
+        ToolCall(name="wait_port", args={"id": COMMAND, "port": int(port)}),
+    ]
+
 
 def agent(work: str, what: str) -> Agent[str]:
+    calls = calls_of(what)
+
     def model(request: ModelRequest) -> str | list[ToolCall]:
         made = sum(1 for each in request.messages if each.role == "tool")
         asked = any(each.text == "go" for each in request.messages)
-        return [CALLS[what][made]] if asked and made < len(CALLS[what]) else "done"
+        return [calls[made]] if asked and made < len(calls) else "done"
 
     asked = (Rule("ask", "echo"),) if what == "approved" else ()
     tools = Workspace([work], unsandboxed=True, policy=Policy(asked, otherwise="allow")).tools(commands=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Generator
@@ -117,6 +118,45 @@ async def test_killed_around_a_tool_nothing_is_done_twice(
             assert value["status"] == how
     if what == "run":
         assert (value["exit_code"], value["stdout"]) == (3, "out\n")
+
+
+PORTS = {
+    # where it is killed, repeated attempts of the call that waits for a port
+    "before started 2.0": 0,
+    "after started 2.0": 1,
+    "before ended 2.0": 1,
+    "after ended 2.0": 0,
+}
+
+
+@pytest.mark.parametrize("point", PORTS)
+async def test_killed_around_the_wait_for_a_port_its_server_is_begun_once_and_found_open(
+    mortals: Mortals, tmp_path: Path, point: str
+) -> None:
+    work = tmp_path / "work"
+    work.mkdir()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    status = mortals.run(tmp_path, f"port {port}", point)
+    assert status == -signal.SIGKILL
+
+    async with Runtime(tmp_path / "a.db", agents=[agent(str(work), f"port {port}")]) as runtime:
+        session = await runtime.session("s")
+        result = await session.run("go", key="once")
+        running = (await runtime.handle(COMMAND).record()).live
+        await runtime.handle(COMMAND).cancel()
+        ended: Any = await runtime.handle(COMMAND).result()
+        await runtime.wait_idle()
+
+    call = result.tool_calls[-1]
+    assert (call.tool, call.repeated, call.value) == (
+        "wait_port",
+        PORTS[point],
+        {"id": COMMAND, "port": port, "open": True},
+    )
+    assert (running, ended.status, ended.cleanup.verified) == (True, "killed", True)
+    assert (work / "ran").read_text() == "ran\n"
 
 
 APPROVED: dict[str, tuple[bool, int]] = {
