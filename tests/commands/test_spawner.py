@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from mainstay.commands.job import Beginning, Job, StartedCommand
+from mainstay.commands.os_tree import end
 from mainstay.commands.spawner import Spawner, SpawnFailed, check
 from mainstay.errors import CommandsUnavailable, InvalidCommand, RuntimeClosed
 from tests.commands.conftest import Commands, children_of, ended, size
@@ -420,6 +421,18 @@ async def test_shim_of_the_next_command_is_forked_when_one_has_begun(commands: C
     assert (await ended(job)).code == 0
 
 
+async def test_command_that_stops_its_shim_does_not_stop_its_caller(commands: Commands) -> None:
+    spawner = Spawner(exec_seconds=0.1)
+    for _ in range(3):
+        job = commands.job()
+        request = commands.request(job, ["sleep", "600"])
+        started = await spawner.start(request, None, lambda found: os.kill(found.shim.pid, signal.SIGSTOP))
+        assert started == job.started()
+        await end(job, "enough", 0, job.started())
+        await ended(job)
+    await spawner.close()
+
+
 @pytest.mark.kill
 async def test_command_begins_though_the_leader_that_was_forked_ahead_was_killed(commands: Commands) -> None:
     await commands.end("true")
@@ -433,7 +446,7 @@ async def test_command_begins_though_the_leader_that_was_forked_ahead_was_killed
     job = commands.job()
     started = await commands.spawner.start(commands.request(job, ["echo", "ran"]), commands.spawner.prepare())
 
-    assert isinstance(started, Started)
+    assert isinstance(started, StartedCommand)
     assert started.shim.pid == shim
     assert ((await ended(job)).code, (job.folder / "stdout").read_bytes()) == (0, b"ran\n")
 

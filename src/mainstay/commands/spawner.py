@@ -40,6 +40,8 @@ SPARE_AFTER = 0.005
 STARTED = b"started\n"
 """Begins the first part of a shim's answer, which ends with an empty line."""
 CLOSE_SECONDS = 5.0
+EXEC_SECONDS = 10.0
+"""For so long it is waited, twice, whether the program runs. A command may have stopped its shim."""
 LONGEST = 131_072
 """Bytes of one argument, or of one variable with its value, with the zero at its end: MAX_ARG_STRLEN."""
 DEFAULT_PATH = "/bin:/usr/bin"
@@ -185,7 +187,8 @@ class Spawner:
     `_begins` counts those that are being begun.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, exec_seconds: float = EXEC_SECONDS) -> None:
+        self._exec_seconds = exec_seconds
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         self._opening = asyncio.Lock()
@@ -310,12 +313,23 @@ class Spawner:
     ) -> StartedCommand | SpawnFailed | None:
         """One try; None if the socket ended without an answer."""
         loop, answer, started = asyncio.get_running_loop(), bytearray(), None
+        woken = False
         with ours:
             try:
                 if pipes is not None:  # they go with the first byte, for which a new socket has room
                     message = message[socket.send_fds(ours, [message[:1]], pipes) :]
                 await loop.sock_sendall(ours, message)
-                while data := await loop.sock_recv(ours, 1 << 16):
+                while True:
+                    try:
+                        async with asyncio.timeout(None if started is None else self._exec_seconds):
+                            data = await loop.sock_recv(ours, 1 << 16)
+                    except TimeoutError:
+                        if started is None or woken:
+                            return started  # whether it runs is in its folder then
+                        woken = shim.send_signal(*started.shim, signal.SIGCONT)
+                        continue
+                    if not data:
+                        break
                     answer += data
                     if started is None and answer.startswith(STARTED) and (end := answer.find(b"\n\n")) > 0:
                         started = parse_started(bytes(answer[len(STARTED) : end]))
