@@ -15,9 +15,10 @@ import pytest
 
 from mainstay.commands import shim
 from mainstay.commands.job import Job
-from mainstay.commands.output import Stream, TextDecoder, follow, pieces, read, summarize
+from mainstay.commands.output import TextDecoder, follow, pieces, read, summarize
 from mainstay.commands.spawner import StartRequest
 from mainstay.errors import InvalidInput
+from mainstay.model.command import Stream
 from tests.commands.conftest import Commands, ended, size
 from tests.kit import until, untyped
 

@@ -18,14 +18,13 @@ import struct
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import ExitStack, aclosing
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple
 
 from mainstay.commands import shim
 from mainstay.commands.job import POLL, Job
 from mainstay.errors import InvalidInput
-from mainstay.model.command import whole_characters
+from mainstay.model.command import Stream, whole_characters
 
-Stream: TypeAlias = Literal["stdout", "stderr", "combined"]
 BLOCK = 1 << 18
 LARGEST = 1 << 20
 """Bytes that one read returns at most."""

@@ -24,9 +24,8 @@ import msgspec
 
 from mainstay.errors import InvalidDefinition, InvalidInput, quoted
 from mainstay.model.codec import clean
-from mainstay.tools.check import check, resolved, schema_fault
+from mainstay.tools.check import Schema, check, resolved, schema_fault
 from mainstay.tools.revive import ValueCodec, to_json
-from mainstay.tools.schema import Schema
 
 
 class OutputCodec(NamedTuple):

@@ -35,12 +35,12 @@ from mainstay.model import validate
 from mainstay.model.codec import clean
 from mainstay.model.tool import Approval, OutputBudget, Recovery, ToolSpec
 from mainstay.tools.answer import output_schema_of
+from mainstay.tools.check import Schema
 from mainstay.tools.context import ToolContext
 from mainstay.tools.revive import ValueCodec, is_json, shown, value_codec
 from mainstay.tools.schema import (
     ADVICE,
     Described,
-    Schema,
     decode_foreign,
     describe,
     description_in,

@@ -22,7 +22,8 @@ from msgspec import convert, to_builtins
 
 from mainstay.errors import InvalidDefinition, InvalidInput, NotRevived, quoted
 from mainstay.model.codec import clean
-from mainstay.tools.schema import ADVICE, Schema, decode_foreign, describe, encode_foreign, explain, plain_type, tidy
+from mainstay.tools.check import Schema
+from mainstay.tools.schema import ADVICE, decode_foreign, describe, encode_foreign, explain, plain_type, tidy
 
 JSON_TYPES = (dict, list, tuple, str, int, float, bool, type(None))
 

@@ -23,12 +23,12 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import NoneType, UnionType
-from typing import Annotated, Any, ClassVar, LiteralString, NamedTuple, TypeAlias, Union, cast, get_args, get_origin
+from typing import Annotated, Any, ClassVar, LiteralString, NamedTuple, Union, cast, get_args, get_origin
 
 import msgspec
 from msgspec import Meta, convert
 
-Schema: TypeAlias = dict[str, Any]
+from mainstay.tools.check import Schema
 
 ADVICE = "use plain JSON types, dataclasses, TypedDicts, enums, msgspec structs or Pydantic models"
 
