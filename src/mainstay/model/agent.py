@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from decimal import Decimal
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from msgspec import Struct
 
@@ -34,7 +34,10 @@ class Budget(Struct, frozen=True, gc=False, omit_defaults=True):
 
     steps: int | None = 100
     tokens: int | None = None
-    money: Decimal | float | str | None = None
+    if TYPE_CHECKING:
+        money: Decimal | float | str | None = None
+    else:
+        money: Decimal | float | None = None  # text is read as a decimal: no decoder takes both
     seconds: float | None = None
     no_progress: int | None = 12
     calls: int | None = 10_000
