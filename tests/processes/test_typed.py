@@ -7,6 +7,7 @@ import dataclasses
 import datetime
 import decimal
 import enum
+import functools
 import json
 import subprocess
 import sys
@@ -116,6 +117,8 @@ RETURNING: dict[str, tuple[Any, Any]] = {
     "enum": (an_enum, Colour.RED),
     "nested": (nested, {"a": [REPORT], "b": None}),
     "tuple": (a_tuple, (1, REPORT.rows[0])),
+    "class": (decimal.Decimal, decimal.Decimal(0)),
+    "class with arguments": (functools.partial(Point, 2.5), Point(2.5)),
 }
 
 SEEN: list[Any] = []

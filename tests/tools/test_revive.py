@@ -11,6 +11,7 @@ import timeit
 import uuid
 import zoneinfo
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, NamedTuple, NewType, TypedDict, TypeVar
 
 import msgspec
@@ -366,8 +367,8 @@ class Bank:
 
 @pytest.mark.parametrize(
     "fn",
-    [coroutine, returns_a_coroutine, returns_an_awaitable, decorated, Bank().balance, Bank()],
-    ids=lambda fn: getattr(fn, "__name__", "object"),
+    [coroutine, returns_a_coroutine, returns_an_awaitable, decorated, Bank().balance, Bank(), Row, partial(Row, DAY)],
+    ids=lambda fn: getattr(fn, "__name__", type(fn).__name__),
 )
 def test_the_annotation_of_any_callable_is_found(fn: Any) -> None:
     codec = returns_codec(fn, "step it")
@@ -395,6 +396,11 @@ def test_an_annotation_may_name_what_is_written_below_or_in_a_function() -> None
 @pytest.mark.parametrize("fn", [print, len, lambda: 1, dict.get], ids=["print", "len", "lambda", "dict.get"])
 def test_what_has_no_annotation_is_json(fn: Any) -> None:
     assert returns_codec(fn, "step it") is None
+
+
+def test_a_class_that_cannot_be_brought_back_is_refused() -> None:
+    with pytest.raises(InvalidDefinition, match=r"step open returns Client: .* cannot be brought back"):
+        returns_codec(Client, "step open")
 
 
 def test_any_and_object_are_json() -> None:

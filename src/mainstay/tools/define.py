@@ -497,8 +497,9 @@ _RETURNS = "__mainstay_returns__"
 
 
 def returns_codec(fn: Callable[..., Any], where: str) -> ValueCodec | None:
-    """How what a function returns is stored and brought back: by its annotation. None without one, or with `Any`: then
-    it is JSON. Raises InvalidDefinition when the annotation cannot be resolved or there is no way back from JSON.
+    """How what a function returns is stored and brought back: by its annotation; a class returns itself. None without
+    an annotation, or with `Any`: then it is JSON. Raises InvalidDefinition when the annotation cannot be resolved or
+    there is no way back from JSON.
 
     It is kept with the function, whose annotation does not change.
     """
@@ -508,6 +509,11 @@ def returns_codec(fn: Callable[..., Any], where: str) -> ValueCodec | None:
     if _RETURNS in kept:
         found: ValueCodec | None = kept[_RETURNS]
         return found
+    called = fn
+    while isinstance(called, functools.partial):
+        called = called.func
+    if isinstance(called, type):  # its signature is that of `__init__`, which returns None
+        return _codec_of(called, called, where, is_async=False)
     try:
         annotation = _signature(fn).return_annotation
     except (TypeError, ValueError):  # no signature, and so no annotation: many functions written in C
