@@ -508,3 +508,25 @@ async def test_a_front_end_lets_go_of_workers_that_it_told_of_a_write(file: Plac
         await relay.poll()
 
         await until(lambda: not connections and not relay._links)
+
+
+async def test_a_stream_is_told_of_no_gap_before_its_own_turn(file: Place) -> None:
+    go = asyncio.Event()
+
+    async def hold(request: ModelRequest) -> str:
+        if request.messages[-1].text == "third":
+            await go.wait()
+        return "answer"
+
+    async with file.runtime(Agent(FunctionModel(hold), name="support")), file.runtime() as front:
+        assert front._parts is not None
+        session = await front.session("s", agent="support")
+        async with session.stream("first") as turn:
+            first = [type(event).__name__ async for event in turn]
+        await session.run("second")  # nobody watches it
+        async with session.stream("third") as turn:
+            await front._parts.relay.announce_missed("s")
+            go.set()
+            third = [type(event).__name__ async for event in turn]
+
+    assert first == third == ["TurnStarted", "TextDelta", "TurnCommitted"]

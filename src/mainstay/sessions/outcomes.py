@@ -189,7 +189,9 @@ class Listener:
         self, turn_id: str, over: asyncio.Future[Any], settle: Callable[[], Awaitable[None]] | None = None
     ) -> AsyncGenerator[AnyEvent, None]:
         """The events of a turn until it commits or parks. `over`: it has ended, perhaps where its events cannot be
-        read; `settle` waits until those are here that another worker has still to send."""
+        read; `settle` waits until those are here that another worker has still to send. A gap in an earlier turn of the
+        session is none of them."""
+        own = split(turn_id, 1)[1][0]
         with FeedReader(self._channel) as reader:
             over.add_done_callback(reader.wake)
             try:
@@ -197,7 +199,7 @@ class Listener:
                     taken = self._channel.take(self._position)
                     if taken is not None:
                         event, self._position = taken
-                        if event.turn_id == turn_id or type(event) is Gap:
+                        if event.turn_id == turn_id or (type(event) is Gap and not _is_before(event.turn_id, own)):
                             yield event
                             if type(event) is TurnCommitted or type(event) is WaitingFor:
                                 return
@@ -210,6 +212,10 @@ class Listener:
                         await reader.wait()
             finally:
                 over.remove_done_callback(reader.wake)
+
+
+def _is_before(turn: str, own: int) -> bool:
+    return turn != "" and split(turn, 1)[1][0] < own
 
 
 class PartialOutputs:
