@@ -305,6 +305,14 @@ async def test_what_it_may_write_into_memory_is_bounded(
     assert confine.TEMPORARY_BYTES <= 2 << 30
 
 
+async def test_files_of_the_system_are_there_and_cannot_be_changed(commands: Commands, options: dict[str, Any]) -> None:
+    program = "cat /etc/passwd; (echo x >> /etc/passwd) 2>&- && echo changed; chmod 777 /etc/hosts 2>&- && echo changed"
+    job = await commands.start("sh", "-c", program, **options)
+    await ended(job)
+
+    assert printed(job) == Path("/etc/passwd").read_text()
+
+
 async def test_devices_work_and_nothing_is_made_beside_them(commands: Commands, options: dict[str, Any]) -> None:
     program = "echo x > /dev/null; head -c 4 /dev/zero | wc -c; cat; echo x > /dev/made || echo refused"
     job = await commands.start("sh", "-c", program, **options)

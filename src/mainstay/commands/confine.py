@@ -43,6 +43,8 @@ import sys
 SETUP_SECONDS = 30.0
 TEMPORARY_BYTES = min(2 << 30, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4)
 """Of the private /tmp and of /dev/shm, each, which are in memory."""
+COPIED_BYTES = 1 << 18
+"""Of a file of the system's that a sandbox may have as a copy."""
 TEMPORARY, HOME = b"/tmp", b"/tmp/home"
 DEVICES = (b"null", b"zero", b"full", b"random", b"urandom", b"tty")
 PROC_FILES = (b"cpuinfo", b"meminfo", b"stat", b"version", b"uptime", b"loadavg", b"filesystems")
@@ -63,7 +65,7 @@ PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 47, 4
 ADDR_NO_RANDOMIZE = 0x40000
 CAPABILITY_VERSION = 0x20080522
 EPERM, ENOENT, EAGAIN, EINVAL, ENOSYS, ELOOP, ETIMEDOUT = 1, 2, 11, 22, 38, 40, 110
-S_IFMT, S_IFLNK = 0o170000, 0o120000
+S_IFMT, S_IFLNK, S_IFREG = 0o170000, 0o120000, 0o100000
 SIOCSIFFLAGS, IFF_UP = 0x8914, 1
 TIOCSTI, TIOCLINUX = 0x5412, 0x541C
 AF_UNIX, AF_INET, AF_INET6, AF_NETLINK = 1, 2, 10, 16
@@ -434,6 +436,7 @@ class Confined:
         try:
             program, made = self.rules.one(b"bwrap"), Bubblewrap(self.rules)
             arguments, rules = made.arguments(), [*self.rules.fields, *made.meant]
+            inherited = [*inherited, *made.copied]
             fields = [b"%d" % socket, b"%d" % len(rules), *rules, *leader]
             spec = os.memfd_create("leader", 0)
             os.write(spec, b"".join(len(field).to_bytes(4, "little") + field for field in fields))
@@ -703,6 +706,19 @@ def restrict(kernel: Kernel, path: bytes, attributes: int, flags: int = 0) -> No
     kernel.do("mount_setattr", -100, path, flags, packed, len(packed))
 
 
+def small_file(path: bytes) -> int:
+    """An open file of at most `COPIED_BYTES`; -1 if there is none that can be read."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return -1
+    found = os.fstat(file)
+    if found.st_mode & S_IFMT == S_IFREG and found.st_size <= COPIED_BYTES:
+        return file
+    os.close(file)
+    return -1
+
+
 def open_unlinked(name: bytes, folder: int) -> int:
     """A name in a folder, -1 if it is not there. Raises OSError where it is a link."""
     try:
@@ -736,6 +752,7 @@ class Bubblewrap:
     def __init__(self, rules: Rules) -> None:
         self.rules = rules
         self.meant: list[bytes] = []
+        self.copied: list[int] = []
         # bubblewrap mounts what the host has there: a folder that is mounted twice loses what was mounted in it.
         self.mounted: set[bytes] = set()
 
@@ -753,6 +770,10 @@ class Bubblewrap:
                 argv += self._below(rules.root_of(path), path, b"--bind" if path in writable else b"--ro-bind")
             elif os.path.islink(path) and path.count(b"/") == 1:
                 argv += [b"--symlink", os.readlink(path), path]
+            elif path.startswith(b"/etc/") and (file := small_file(path)) >= 0:
+                # Every mount has bubblewrap read the table of all mounts, and there are dozens of these files.
+                self.copied.append(file)
+                argv += [b"--perms", b"0444", b"--file", b"%d" % file, path]
             else:
                 argv += [b"--bind" if path in writable else b"--ro-bind-try", os.path.realpath(path), path]
         for path in rules.protect:

@@ -108,7 +108,8 @@ class Paths:
     def __init__(
         self, roots: Sequence[str], hard_links: bool = False, store: str | None = None, kept: Sequence[str] = ()
     ) -> None:
-        self.roots, self.hard_links, self.kept = tuple(roots), hard_links, tuple(kept)
+        self.roots, self.hard_links = tuple(roots), hard_links
+        self.kept = tuple([each for each in kept if self.covers(each)])
         self._store: dict[str, tuple[list[str], str]] = {}
         if store is not None:
             folder, base = os.path.split(os.path.abspath(store))
