@@ -373,7 +373,7 @@ class Turns:
             if isinstance(provider, GathersTools):
                 await provider.gather()
         inputs, task.inputs = opening is None or scope.turn > 1 or task.inputs, False
-        reserved = task.reserved_for(scope.turn, scope.generation)
+        reserved = None if task.reserved is None else task.reserved_for(scope.turn, scope.generation)
         run = task.run = self._begin(setup, definition, row, scope, view, records, inputs, reserved)
         if opening is None:
             self._feed.channel(row.id)  # a reader from before a restart may come back with an old cursor

@@ -504,7 +504,8 @@ class Machine:
         state, budget = self.state, self._budget
         if budget.tokens is not None and state.usage.total >= budget.tokens:
             return BudgetSpent("tokens", budget.tokens)
-        if (most := money(budget.money)) is not None and (state.usage.cost or 0) >= most:
+        most = None if budget.money is None else money(budget.money)
+        if most is not None and (state.usage.cost or 0) >= most:
             return BudgetSpent("money", float(most))
         if budget.seconds is not None and state.elapsed_ms >= budget.seconds * 1000:
             return BudgetSpent("seconds", budget.seconds)
