@@ -22,6 +22,21 @@ def test_run_has_the_deps_the_limits_and_the_store_of_the_runtime(store: Path) -
     }
 
 
+def test_run_begins_a_session_for_the_user_that_is_named(store: Path) -> None:
+    begun = shell(
+        "run", "sample_desk:guard", "hi", "-s", "a", "--metadata", "user=kim", "--metadata", "tenant=4", store=store
+    )
+    again = shell("run", "sample_desk:guard", "hi", "-s", "a", store=store)
+    other = shell("run", "sample_desk:guard", "hi", "-s", "a", "--metadata", "user=bo", store=store)
+    wrong = shell("run", "sample_desk:guard", "hi", "-s", "b", "--metadata", "kim", store=store)
+
+    assert (begun.exit_code, again.exit_code, other.exit_code, wrong.exit_code) == (0, 0, 1, 2)
+    assert "session 'a' has other metadata than the given one, in 'tenant', 'user'" in other.stderr
+    assert "--metadata 'kim' is not usable: say KEY=VALUE" in wrong.stderr
+    [row] = shell_json("sessions", "--where", "user=kim", "--where", "tenant=4", store=store)
+    assert row["id"] == "a"
+
+
 def test_a_runtime_of_a_module_is_run_as_it_is(store: Path) -> None:
     ran = process("run", "sample_desk:shared", "whose is it?", store=store, DESK=store)
 

@@ -286,6 +286,26 @@ async def test_a_namespace_hides_the_sessions_of_others() -> None:
     assert asked.request_state is not None
 
 
+async def test_sessions_of_clients_are_for_whom_the_host_says() -> None:
+    agent = Agent(FunctionModel(lambda request: f"you are {request.metadata.get('user')}"), name="desk")
+    async with Runtime("memory", agents=[agent]) as runtime:
+        await (await runtime.session("hers", metadata={"user": "bo"})).run("hello")
+        async with Client(mcp(runtime, metadata={"user": "kim"})) as client:
+            begun = await client.call_tool("prompt", {"text": "who am I?", "session": "mine"})
+            again = await client.call_tool("prompt", {"text": "who am I?", "session": "mine"})
+            other = await client.call_tool("prompt", {"text": "who am I?", "session": "hers"})
+        [row] = await runtime.sessions.list(metadata={"user": "kim"})
+
+    assert [said(begun), said(again)] == ["you are kim", "you are kim"]
+    assert other.is_error
+    assert row.id == "mine"
+
+
+async def test_metadata_that_no_session_can_have_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="metadata"):
+        mcp(Runtime("memory", agents=[Agent("scripted")]), metadata={"user": ["kim"]})  # type: ignore[dict-item]
+
+
 async def test_several_agents_have_a_tool_each_with_what_they_are_for() -> None:
     agents = [Agent(FunctionModel(lambda request: "well"), name=name) for name in ("cook", "baker")]
     async with Runtime("memory", agents=agents) as runtime:

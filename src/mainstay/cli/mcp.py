@@ -15,7 +15,14 @@ import typer
 
 from mainstay.cli.host import OK, Refusal, StoreOption, on_signals, perform, store_path
 from mainstay.cli.render import complain
-from mainstay.cli.run import load_agent, load_functions, load_runtime, warn_of_limits
+from mainstay.cli.run import (
+    MetadataOption,
+    load_agent,
+    load_functions,
+    load_runtime,
+    metadata_of,
+    warn_of_limits,
+)
 from mainstay.runtime import Runtime
 from mainstay.server import mcp as make_server
 
@@ -32,6 +39,7 @@ def mcp(
     namespace: Annotated[
         str, typer.Option(help="What the ids of its sessions begin with; clients reach no others.")
     ] = "",
+    metadata: MetadataOption = None,
     http: Annotated[
         int | None, typer.Option("--http", metavar="PORT", min=0, max=65535, help="Serve HTTP instead of stdio.")
     ] = None,
@@ -62,7 +70,7 @@ def mcp(
                 functions = {each.definition: each for name in agents for each in load_functions(name)}
                 given, alone = [load_agent(name) for name in agents], True
                 runtime = Runtime(store_path(store), agents=given, processes=list(functions.values()))
-        server = make_server(runtime, namespace=namespace)
+        server = make_server(runtime, namespace=namespace, metadata=metadata_of(metadata))
         await (_on_stdio(runtime, server, alone) if http is None else _over_http(runtime, server, host, http, alone))
         return OK
 

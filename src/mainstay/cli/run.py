@@ -57,7 +57,7 @@ from mainstay.cli.render import (
     text_line,
     whole_call,
 )
-from mainstay.cli.sessions import SessionArgument
+from mainstay.cli.sessions import SessionArgument, wanted_metadata
 from mainstay.errors import MissingSession, TurnFailed
 from mainstay.model.event import (
     AnyEvent,
@@ -73,6 +73,7 @@ from mainstay.model.event import (
     WaitingFor,
 )
 from mainstay.model.ids import check_session_id, split, turn_id
+from mainstay.model.message import Scalar
 from mainstay.model.outcome import LimitReached, PendingCall, Queued, Waiting, kind_of
 from mainstay.model.tool import ToolOutcome
 from mainstay.plugins.operations import OperationDefinition, OperationOutcome
@@ -213,6 +214,10 @@ OptionalAgent = Annotated[
 PromptArgument = Annotated[
     str | None, typer.Argument(metavar="PROMPT", help="What to say; '-' or nothing reads stdin.")
 ]
+MetadataOption = Annotated[
+    list[str] | None,
+    typer.Option("--metadata", metavar="KEY=VALUE", help="Whom a new session is for; may be said more than once."),
+]
 KeyOption = Annotated[str | None, typer.Option(help="The same key is the same turn, however often you say it.")]
 
 
@@ -221,6 +226,7 @@ class Wish(Struct, frozen=True):
 
     prompt: str | None
     session: str | None
+    metadata: dict[str, Scalar] | None
     key: str | None
     timeout: float | None
     json: bool
@@ -238,6 +244,7 @@ def run(
     name: Annotated[
         str | None, typer.Option("--agent", help="Of a Runtime: whose a new session is. [default: (its first agent)]")
     ] = None,
+    metadata: MetadataOption = None,
     store: StoreOption = None,
     key: KeyOption = None,
     timeout: Annotated[float | None, typer.Option(min=0, help="Cancel the turn after so many seconds.")] = None,
@@ -266,7 +273,7 @@ def run(
         if where is None and model is None:
             raise Refusal("which agent? name one (module:attribute), or a model (--model anthropic:…)")
         said = None if resume else what_is_said(text, "mainstay run module:agent 'your question'")
-        wish = Wish(said, session, key, timeout, json)
+        wish = Wish(said, session, metadata_of(metadata), key, timeout, json)
         runtime = None if where is None else load_runtime(where, store)
         if runtime is not None:
             if model is not None:
@@ -288,6 +295,11 @@ def run(
     perform(work, json)
 
 
+def metadata_of(given: list[str] | None) -> dict[str, Scalar] | None:
+    """The metadata of a session that may be new; None leaves that of one which exists."""
+    return None if given is None else wanted_metadata(given, "--metadata")
+
+
 def what_is_said(given: str | None, example: str) -> str:
     """The prompt, or what is piped in."""
     if given is not None and given != "-":
@@ -303,7 +315,7 @@ async def _run(runtime: Runtime, agent: str | None, wish: Wish, busy: bool, alon
     async with runtime:
         if alone:
             await warn_of_limits(runtime.store)
-        session = await runtime.session(wish.session, agent=agent)
+        session = await runtime.session(wish.session, agent=agent, metadata=wish.metadata)
         result = await OneTurn(session, runtime.store, wish).run()
         _report(result, wish)
         if busy:

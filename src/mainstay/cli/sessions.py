@@ -155,23 +155,23 @@ def sessions(
     perform(work, json)
 
 
-def wanted_metadata(where: list[str]) -> dict[str, Scalar]:
-    """What sessions are looked up by. A value that is a JSON number, boolean or string is that; any other is text."""
+def wanted_metadata(where: list[str], option: str = "--where") -> dict[str, Scalar]:
+    """Metadata as it is said here. A value that is a JSON number, boolean or string is that; any other is text."""
     wanted = dict[str, Any]()
     for each in where:
         key, equals, text = each.partition("=")
         if not equals or not key:
-            raise Refusal(f"--where {each!r} is not usable: say KEY=VALUE, such as --where user=u-17")
+            raise Refusal(f"{option} {each!r} is not usable: say KEY=VALUE, such as --where user=u-17")
         if key in wanted:
-            raise Refusal(f"--where names {key!r} twice: a session has one value of each key")
+            raise Refusal(f"{option} names {key!r} twice: a session has one value of each key")
         try:
             wanted[key] = msgspec.json.decode(text.encode())
         except (msgspec.DecodeError, UnicodeEncodeError):
             wanted[key] = text
     try:
-        return validate.metadata(wanted, "where")
+        return validate.metadata(wanted, option.removeprefix("--"))
     except InvalidInput as error:
-        raise Refusal(f"--where is not usable: {error}") from None
+        raise Refusal(f"{option} is not usable: {error}") from None
 
 
 def _print_page(page: SearchPage, json: bool) -> None:

@@ -36,7 +36,7 @@ from mainstay.model import validate
 from mainstay.model.codec import clean_text
 from mainstay.model.event import AnyEvent, RateLimitWait, ToolFinished, ToolProgress, ToolStarted
 from mainstay.model.ids import mint, split
-from mainstay.model.message import Message
+from mainstay.model.message import Message, Scalar
 from mainstay.model.outcome import PendingCall, Queued, Waiting
 from mainstay.model.session import ListedSession
 from mainstay.ports.store import Store
@@ -144,8 +144,10 @@ APPROVAL_SCHEMA: dict[str, Any] = {
 }
 
 
-def make_server(runtime: Runtime, namespace: str, descriptions: Mapping[str, str]) -> Server[OpenTurns]:
-    shown = AgentServer(runtime, namespace, descriptions)
+def make_server(
+    runtime: Runtime, namespace: str, metadata: Mapping[str, Scalar] | None, descriptions: Mapping[str, str]
+) -> Server[OpenTurns]:
+    shown = AgentServer(runtime, namespace, metadata, descriptions)
     server: Server[OpenTurns] = Server(
         "mainstay",
         lifespan=_turns_of_connection,
@@ -183,8 +185,15 @@ class StableRequestState:
 class AgentServer:
     """The handlers of the server. `_agents` are the names of agents by the tools that stand for them."""
 
-    def __init__(self, runtime: Runtime, namespace: str, descriptions: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        namespace: str,
+        metadata: Mapping[str, Scalar] | None,
+        descriptions: Mapping[str, str],
+    ) -> None:
         self._runtime, self._namespace, self._descriptions = runtime, namespace, descriptions
+        self._metadata = None if metadata is None else validate.metadata(metadata)
         names = runtime.agents
         for name in descriptions:
             if name not in names:
@@ -256,7 +265,7 @@ class AgentServer:
         if params.request_state is not None:
             return await self._go_on(ctx, params)
         name = mint("s", time.time_ns() // 1_000_000, secrets.randbits(40)) if asked.session is None else asked.session
-        session = await self._runtime.session(self._inside(name), agent=agent)
+        session = await self._runtime.session(self._inside(name), agent=agent, metadata=self._metadata)
         turn = session.stream(asked.text, key=asked.key)
         async with contextlib.AsyncExitStack() as stack:
             # A client that gives up now must not leave it open whether its words were accepted.
