@@ -19,6 +19,7 @@ from mainstay.errors import InvalidInput
 from mainstay.model.tool import Cancelled
 from mainstay.server import mcp
 from mainstay.testing import FunctionModel
+from tests.kit import untyped
 
 Mode = Literal["auto", "legacy"]
 BOTH: list[Mode] = ["auto", "legacy"]
@@ -303,7 +304,7 @@ async def test_sessions_of_clients_are_for_whom_the_host_says() -> None:
 
 async def test_metadata_that_no_session_can_have_is_refused() -> None:
     with pytest.raises(InvalidInput, match="metadata"):
-        mcp(Runtime("memory", agents=[Agent("scripted")]), metadata={"user": ["kim"]})  # type: ignore[dict-item]
+        mcp(Runtime("memory", agents=[Agent("scripted")]), metadata=untyped({"user": ["kim"]}))
 
 
 async def test_several_agents_have_a_tool_each_with_what_they_are_for() -> None:
