@@ -114,8 +114,8 @@ class TurnState(Struct):
     was said by plugins while calls ran and is recorded: it is added when all of them have their results. `calls`
     restate the newest reply, keyed `<step>.<index>`, until each has an outcome; `called` counts those of all replies.
     `code` is the cell of the newest reply, written at `code_at`; `finished` holds the value that it finished with.
-    `cells` are the calls that are cells and have not ended, in order: the first is the one that runs in CODE. `usage` is
-    that of the model calls, `beside` that of direct completions made meanwhile.
+    `cells` are the calls that are cells and have not ended, in order: the first is the one that runs in CODE.
+    `usage` is that of the model calls, `beside` that of direct completions made meanwhile.
     """
 
     turn_id: str
