@@ -166,6 +166,7 @@ async def test_a_cell_is_refused_before_any_of_it_runs(executor: Executor, code:
         ("try:\n    import numpy\nexcept ImportError:\n    pass", "Cannot resolve imported module `numpy`"),
         ("def f(x: int) -> str:\n    return x\nf(1)", "Return type does not match"),
         ("try:\n    len(5)\nexcept TypeError:\n    pass", "Argument to function `len` is incorrect"),
+        ("try:\n    rows\nexcept NameError:\n    rows = []", "`rows` is read before the cell binds it"),
     ],
 )
 async def test_all_else_is_told_beside_the_result(executor: Executor, code: str, note: str) -> None:

@@ -268,7 +268,10 @@ def judge(
     for each in diagnostics:
         function = _FUNCTION.search(each.message)
         if each.rule == "unresolved-reference" and (name := _name(each.message)) not in _PYTHON:
-            faults.append(CellFault(each.line, _unknown(name, known)))
+            if name in code.binds:  # it may mean to find out: `try: rows` and `except NameError: rows = []`
+                notes.append(CellFault(each.line, f"`{name}` is read before the cell binds it"))
+            else:
+                faults.append(CellFault(each.line, _unknown(name, known)))
         elif each.rule in _ARGUMENTS and function is not None and function[1] in last:
             faults.append(CellFault(each.line, each.message))
         elif each.rule == "unused-awaitable" or "`CoroutineType[" in each.message:
