@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from msgspec.structs import replace
@@ -237,7 +238,8 @@ class Running:
                 return answer
             assert self._repl is not None
             self._last, self._unsaved = answer, True
-            step = await run.control.guard(self._step(self._repl.resume(self._dialogue.answer(answer), at=answer.at)))
+            resume = partial(self._repl.resume, self._dialogue.answer(answer), at=answer.at)
+            step = await run.control.guard(self._step(resume))
 
     async def _start(self, dumps: bool = True) -> CodeStep:
         """Begin the cell, on the variables that the cells before it left; or go on in its middle, where it was saved
@@ -248,14 +250,14 @@ class Running:
         self._repl, self._mark, self._fresh, saved = kept.repl, kept.mark, kept.fresh, kept.saved
         paused = kept.repl.paused
         if saved is None or paused is None:
-            return await guard(self._step(begin(run, kept.repl, cell, check=not cell.calls)))
+            return await guard(self._step(partial(begin, run, kept.repl, cell, check=not cell.calls)))
         waiting = {call.number for call in paused.calls}
         self._dialogue = Dialogue(cell, [number for number in range(saved.asked) if number not in waiting])
         self._last = next((each for each in cell.answers if each.call == saved.call), None)
         self.printed, self._unsaved = [saved.printed], False
         return paused
 
-    async def _step(self, work: Coroutine[Any, Any, CodeStep]) -> CodeStep:
+    async def _step(self, work: Callable[[], Coroutine[Any, Any, CodeStep]]) -> CodeStep:
         """Let the cell run on. Where it computes for long, what is recorded is written meanwhile; else that goes into
         one write with what the cell asks for next."""
         began, writing = self._clock.monotonic(), list[asyncio.Task[None]]()
@@ -264,7 +266,7 @@ class Running:
             WRITE_AFTER / 2, lambda: writing.append(asyncio.create_task(self._write()))
         )
         try:
-            return await work
+            return await work()
         finally:
             timer.cancel()
             self._ran += self._clock.monotonic() - began
