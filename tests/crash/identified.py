@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from mainstay import Agent, ModelRequest, ProcessContext, ToolCall, ToolContext, process, tool
+from mainstay import Agent, ModelRequest, Plugin, ProcessContext, ToolCall, ToolContext, process, tool
+from mainstay.errors import Conflict
+from mainstay.plugins import CommandContext, QueueTurn, Result, SessionContext, SnapshotWriter, command
 from mainstay.testing import FunctionModel
 from mainstay.testing.crash import Lab
 
@@ -49,6 +51,53 @@ async def identified(lab: Lab) -> None:
 
         await asyncio.gather(talk("a", "first"), talk("b", "second"))
         found = {each: [r.id for r in await runtime.sessions.list(metadata={"tenant": each})] for each in TENANTS}
+        await lab.effect("found", "found", found)
+        await runtime.wait_idle(timeout=60)
+
+
+class Clerk(Plugin):
+    """Counts what it is asked, and has the agent greet."""
+
+    id = "clerk"
+
+    def __init__(self, lab: Lab) -> None:
+        self.lab, self.asked = lab, 0
+
+    def for_session(self, ctx: SessionContext) -> Clerk:
+        return Clerk(self.lab)
+
+    @property
+    def revision(self) -> int:
+        return self.asked
+
+    def snapshot(self, writer: SnapshotWriter) -> int:
+        return self.asked
+
+    @command
+    async def greet(self, ctx: CommandContext) -> Result[str]:
+        await self.lab.effect("command", "greet", dict(ctx.metadata))
+        self.asked += 1
+        return Result("greeted", directives=(QueueTurn("greet", "greeting"),))
+
+
+async def begun_by_an_operation(lab: Lab) -> None:
+    """A command of a plugin is the first thing that is asked of a new session, before anything is said to it."""
+
+    async def greeting(request: ModelRequest) -> str:
+        await lab.effect("answer", request.messages[-1].text, dict(request.metadata))
+        return f"for {request.metadata['tenant']}"
+
+    agent = Agent(FunctionModel(greeting), name="agent", plugins=[Clerk(lab)])
+    async with lab.runtime([agent]) as runtime:
+        session = await runtime.session("a", metadata={"tenant": "first"})
+        while True:
+            try:
+                await session.call("clerk.greet")
+                break
+            except Conflict:  # the turn of a command in an earlier life of the program runs
+                await runtime.wait_idle(timeout=60)
+        await session.run("one", key="one")
+        found = [[row.id, row.metadata] for row in await runtime.sessions.list()]
         await lab.effect("found", "found", found)
         await runtime.wait_idle(timeout=60)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from mainstay.testing.crash import Report, StoreKind
-from tests.crash.identified import identified
+from tests.crash.identified import begun_by_an_operation, identified
 
 WHOM = [
     {"tenant": "first", "ip": "a-1"},
@@ -51,3 +51,33 @@ def test_tenants_are_never_mixed_wherever_it_is_killed(store: StoreKind, crash_k
 @pytest.mark.slow
 def test_tenants_are_never_mixed_wherever_it_is_really_killed(crash_kit: Callable[..., Report]) -> None:
     check(crash_kit(identified, real=True))
+
+
+def check_begun(report: Report) -> None:
+    assert (report.lost, report.problems) == (0, [])
+    for row in report.rows:
+        played, at = row.played, str(row.crash)
+        whom = [line.data for line in played.ledger if line.name in ("command", "answer")]
+        assert whom, at
+        assert all(each == {"tenant": "first"} for each in whom), at
+        assert {line.key for line in played.ledger if line.name == "answer"} == {"greet", "one"}, at
+        found = [line.data for line in played.ledger if line.name == "found"]
+        assert found, at
+        assert all(each == [["a", {"tenant": "first"}]] for each in found), at
+    crashes = {str(row.crash) for row in report.rows}
+    assert {"before configure", "lost configure", "before configure #2", "before accept queue"} <= crashes
+
+
+@pytest.mark.parametrize("store", ["memory", "sqlite"])
+def test_a_session_that_an_operation_begins_is_its_tenants_wherever_it_is_killed(
+    store: StoreKind, crash_kit: Callable[..., Report]
+) -> None:
+    check_begun(crash_kit(begun_by_an_operation, store=store))
+
+
+@pytest.mark.kill
+@pytest.mark.slow
+def test_a_session_that_an_operation_begins_is_its_tenants_wherever_it_is_really_killed(
+    crash_kit: Callable[..., Report],
+) -> None:
+    check_begun(crash_kit(begun_by_an_operation, real=True))
