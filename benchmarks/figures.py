@@ -253,11 +253,14 @@ FIGURES = (
     Figure("wp", "20 that look at every tool call", "vetted.cpu_ms/plain.cpu_ms", 1.25, floor=False, peers=()),
     Figure("wp", "20 with a state that does not change", "unchanged.cpu_ms/plain.cpu_ms", floor=False, peers=()),
     Figure("wp", "500 tools against 5", "tools500.cpu_ms/tools5.cpu_ms", 1.1, floor=False, peers=()),
+    Figure("wp", "under a limit", "limited.cpu_ms/plain.cpu_ms", floor=False, peers=()),
     Figure("wps", "20 plugins that override nothing", "idle.cpu_ms/plain.cpu_ms", 1.05, floor=False, peers=()),
     Figure("wps", "20 that look at every tool call", "vetted.cpu_ms/plain.cpu_ms", 1.25, floor=False, peers=()),
     Figure("wps", "20 with a state that does not change", "unchanged.cpu_ms/plain.cpu_ms", floor=False, peers=()),
     Figure("wps", "transactions, with those", "unchanged.commits", 4, floor=False, peers=(), by_floor=False),
     Figure("wps", "500 tools against 5", "tools500.cpu_ms/tools5.cpu_ms", 1.1, floor=False, peers=()),
+    Figure("wps", "under a limit", "limited.cpu_ms/plain.cpu_ms", 1.05, floor=False, peers=()),
+    Figure("wps", "transactions, under a limit", "limited.commits", 4, floor=False, peers=(), by_floor=False),
 )
 NOT_PEERS = ("floor", "bare", "this machine")
 

@@ -36,7 +36,7 @@ from workload import (
     weather,
 )
 
-from mainstay import Agent, ModelRequest, ModelResponse, Runtime, Session, ToolCall, Usage, tool
+from mainstay import Agent, Limit, ModelRequest, ModelResponse, Runtime, Session, ToolCall, Usage, tool
 from mainstay.model.event import TextDelta
 from mainstay.model.plugin import PluginSnapshot
 from mainstay.plugins.hooks import Plugin, SessionContext, SnapshotReader, SnapshotWriter, ToolCallContext
@@ -224,7 +224,8 @@ def _tool_named(name: str) -> Any:
 
 
 async def wp(params: Sample) -> Sample:
-    """A turn with one tool call, beside the same with plugins or with many tools: slice by slice, in one process."""
+    """A turn with one tool call, beside the same with plugins, with many tools or under a limit: slice by slice, in one
+    process."""
     many = [_tool_named(f"tool_{number}") for number in range(499)]
     variants = {
         "plain": agent_of("t1"),
@@ -233,13 +234,16 @@ async def wp(params: Sample) -> Sample:
         "unchanged": agent_of("t1", plugins=[Remembering(n) for n in range(20)]),
         "tools5": agent_of("t1", tools=many[:4]),
         "tools500": agent_of("t1", tools=many),
+        "limited": agent_of("t1"),
     }
+    limits = [Limit(tokens=10**12, per="metadata.user", window="day")]
     sample: Sample = {name: {"cpu_ms": 0.0, "commits": 0.0} for name in variants}
     async with contextlib.AsyncExitStack() as stack:
         runtimes = {}
         for name, agent in variants.items():
             path = f"{params['dir']}/{name}.db" if "dir" in params else "memory"
-            runtimes[name] = await stack.enter_async_context(Runtime(path, agents=[agent]))
+            options: dict[str, Any] = {"limits": limits} if name == "limited" else {}
+            runtimes[name] = await stack.enter_async_context(Runtime(path, agents=[agent], **options))
             for _ in range(20):
                 await turn_in_new_session(runtimes[name])()
         rounds, turns = params["rounds"], params["turns"]

@@ -78,6 +78,10 @@ TESTS = {
     "show-the-store": ["tests/commands/test_sandbox.py", "-k", "attack_is_refused"],
     "show-secrets": ["tests/workspace/test_approvals.py", "-k", "secret"],
     "show-secrets-to-plugins": ["tests/workspace/test_shown_secrets.py", "-k", "see_marks"],
+    "reserve-nothing": ["tests/crash/test_limited.py", "-k", "ledger"],
+    "forget-what-the-dead-reserved": ["tests/crash/test_limited.py", "-k", "wherever and memory"],
+    "reserve-again-on-a-lost-reply": ["tests/crash/test_limited.py", "-k", "wherever and memory"],
+    "give-back-what-was-cancelled": ["tests/runtime/test_limits.py", "-k", "cancelled_before and memory"],
 }
 TWO = ("drop-fencing", "acknowledge-before-commit")
 

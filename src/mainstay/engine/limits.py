@@ -54,6 +54,9 @@ class SpendLimits:
     ) -> None:
         self.limits, self._prices, self._clock, self._spawn = limits, prices, clock, spawn
         self._by_name = {limit.name: limit for limit in limits}
+        self._bounds = [
+            (each, each.name, each.kind, each.most, max(round(each.most * each.warn), 1)) for each in limits
+        ]
         self._paid = any(limit.kind == "money" for limit in limits)
         self._ratios: dict[str, float] = {}
         self._waiting: set[asyncio.Future[None]] = set()
@@ -65,8 +68,8 @@ class SpendLimits:
         now = self._clock.now()
         return tuple(
             [
-                Bound(each.name, each.kind, each.per, each.start(now), each.most, max(round(each.most * each.warn), 1))
-                for each in self.limits
+                Bound(name, kind, limit.per, 0 if limit.window is None else limit.start(now), most, near)
+                for limit, name, kind, most, near in self._bounds
             ]
         )
 
@@ -256,6 +259,11 @@ class TurnSpending:
         """What is to be settled with the next write."""
         if self._answer is not None:
             yield Spending("", self._next(), settle=self._taken(), metadata=self._metadata)
+
+    def is_settled_by(self, spendings: Sequence[Spending]) -> bool:
+        """Whether a write with these leaves nothing of the turn's own calls to settle."""
+        kept = self.asks or self.reserved is not None or self._answer is not None
+        return not kept and any(not each.name for each in spendings)
 
     def close(self) -> Spending:
         """The turn ends, or is left: what is not settled yet is settled or given back."""

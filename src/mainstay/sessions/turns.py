@@ -566,7 +566,7 @@ class Turns:
                 else:
                     costs = (UsageRow(row.sid, hour, TURNS, model, "{}", row.id, row.agent, (), end.usage),)
                 end = replace(end, costs=costs)
-            if run.spending is not None:
+            if run.spending is not None and not run.spending.is_settled_by(run.journal.spending):
                 run.journal.spending.append(run.spending.close())
             receipt = await run.journal.commit(row.head, end)
             if isinstance(receipt, Committed):

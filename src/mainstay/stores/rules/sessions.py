@@ -367,7 +367,7 @@ async def commit(  # noqa: C901  # all that ends with a turn
     for spent in write.costs:
         tx.change(AddUsage(spent))
     if write.spending:
-        await spending.close(tx, row, scope.owner, scope.turn, write.spending)
+        await spending.close(tx, row, scope.turn, write.spending)
     return Committed(row, await end_turn(tx, turn_id(row.id, scope.turn), write.at) if write.children else ())
 
 

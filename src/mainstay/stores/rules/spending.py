@@ -6,6 +6,8 @@ cost nobody will ever see: it counts as what was reserved for it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 from msgspec.structs import replace
 
@@ -26,6 +28,7 @@ from mainstay.stores.rules.rows import (
     Transaction,
 )
 
+NOTHING_SEEN: Mapping[str, Settle] = {}
 LOST = Settle()
 """How a call ended whose end was not seen."""
 MAX_FAMILY = 64
@@ -130,12 +133,14 @@ async def _key(tx: Transaction, per: str, row: SessionRow, turn: int, own: dict[
     return msgspec.json.encode(seen[-1]).decode()
 
 
-async def close(tx: Transaction, row: SessionRow, owner: str, turn: int, spendings: tuple[Spending, ...]) -> None:
-    """A turn ends: settle its last call, and forget what is kept of it.
-
-    The end of what it leaves in flight will not be seen."""
-    await spend(tx, row, owner, spendings, turn)
-    await _forget(tx, [each for each in await tx.read(ReservationsOf(row.id)) if each.turn == turn or not each.name])
+async def close(tx: Transaction, row: SessionRow, turn: int, spendings: tuple[Spending, ...]) -> None:
+    """A turn ends: settle its last call, and forget what is kept of it. The end of what it leaves in flight will not be
+    seen. A commit is recognised by its head when it is sent again, so that nothing of it is kept here."""
+    how = {each.name: each.settle or LOST for each in reversed(spendings)}  # the first of a name settles what there is
+    ended = [
+        each for each in await tx.read(ReservationsOf(row.id)) if each.turn == turn or not each.name or each.name in how
+    ]
+    await _forget(tx, ended, how)
 
 
 async def lose(tx: Transaction, session_id: str) -> None:
@@ -167,11 +172,11 @@ async def _lose(tx: Transaction, found: list[Reservation]) -> None:
         tx.change(PutAccount(account))
 
 
-async def _forget(tx: Transaction, found: list[Reservation]) -> None:
+async def _forget(tx: Transaction, found: list[Reservation], how: Mapping[str, Settle] = NOTHING_SEEN) -> None:
     accounts: dict[tuple[str, str], Account] = {}
     for each in found:
         for hold in each.holds:
-            await _settle(tx, accounts, hold, LOST)
+            await _settle(tx, accounts, hold, how.get(each.name, LOST))
         tx.change(DropReservation(each.sid, each.name))
     for account in accounts.values():
         tx.change(PutAccount(account))

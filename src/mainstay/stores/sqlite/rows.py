@@ -140,6 +140,8 @@ class SqlRows:
         self._last_steps: dict[int, int] = {}
         self._alone: set[str] = set()
         self._usage: dict[tuple[int, int, str, str, str], UsageRow] = {}
+        self._accounts: dict[tuple[str, str], Account] = {}
+        self._reservations: dict[tuple[int, str], Reservation | None] = {}
         self._numbers: dict[str, int] = {}
         self._version = -1
         self._has_blob = has_blob
@@ -162,7 +164,7 @@ class SqlRows:
         return changed
 
     def _bounded(self) -> tuple[Sized, ...]:
-        return self._listed, self._processes, self._alone, self._usage
+        return self._listed, self._processes, self._alone, self._usage, self._accounts, self._reservations
 
     def forget(self) -> None:
         self._known.clear()
@@ -171,6 +173,8 @@ class SqlRows:
         self._last_steps.clear()
         self._alone.clear()
         self._usage.clear()
+        self._accounts.clear()
+        self._reservations.clear()
         self._numbers.clear()
 
     async def flush(self, changes: Sequence[RowChange]) -> None:
@@ -421,15 +425,22 @@ class SqlRows:
         self._do(PUT_USAGE, (*values, row_checksum(values)))
 
     async def account_of(self, read: rows.AccountOf) -> Account | None:
+        known = self._accounts.get((read.name, read.key))
+        if known is not None:
+            return known
         found = self._one(f"SELECT {ACCOUNT} FROM accounts WHERE name = ? AND key = ?", read.name, read.key)
         return None if found is None else account_row(found)
 
     def put_account(self, change: rows.PutAccount) -> None:
         values = msgspec.structs.astuple(change.row)
+        self._accounts[change.row.name, change.row.key] = change.row
         self._do(f"INSERT OR REPLACE INTO accounts ({ACCOUNT}) VALUES (?{', ?' * 7})", (*values, row_checksum(values)))
 
     async def reservation_at(self, read: rows.ReservationAt) -> Reservation | None:
-        found = self._one(f"SELECT {RESERVATION} FROM reservations WHERE sid = ? AND name = ?", read.sid, read.name)
+        key = read.sid, read.name
+        if key in self._reservations:
+            return self._reservations[key]
+        found = self._one(f"SELECT {RESERVATION} FROM reservations WHERE sid = ? AND name = ?", *key)
         return None if found is None else reservation_row(found)
 
     async def reservations_of(self, read: rows.ReservationsOf) -> list[Reservation]:
@@ -445,10 +456,12 @@ class SqlRows:
 
     def put_reservation(self, change: rows.PutReservation) -> None:
         row = change.row
+        self._reservations[row.sid, row.name] = row
         body = with_checksum(row.sid, encode(row))
         self._do(f"INSERT OR REPLACE INTO reservations ({RESERVATION}) VALUES (?, ?, ?)", (row.sid, row.name, body))
 
     def drop_reservation(self, change: rows.DropReservation) -> None:
+        self._reservations[change.sid, change.name] = None
         self._do("DELETE FROM reservations WHERE sid = ? AND name = ?", (change.sid, change.name))
 
     # ------------------------------------------------------------------ workers
