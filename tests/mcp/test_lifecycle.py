@@ -231,18 +231,29 @@ async def test_secrets_of_a_server_are_not_stored(place: Place, stub: Stub) -> N
             assert b"hunter2" not in file.read_bytes(), file
 
 
-async def test_confined_server_reads_what_it_is_given(place: Place, stub: Stub, tmp_path: Path) -> None:
+async def test_confined_server_reads_what_it_is_given(place: Place, tmp_path: Path) -> None:
+    given = tmp_path / "given"
+    given.mkdir()
+    stub = Stub(given)
     stub.does(tools=["open"])
     python = {os.path.realpath(path) for path in (sys.prefix, sys.base_prefix)}
-    box = Confinement(write=(str(tmp_path),), read=(*python, str(STUB.parent)))
+    box = Confinement(write=(str(given),), read=(*python, str(STUB.parent)))
     agent = agent_calling("mcp__stub__open", {"path": "/etc/shadow"})
     async with runtime_with(place, agent, stub.server(sandbox=box, start_timeout=60)) as runtime:
-        if not await runtime.mcp.ready():
-            [status] = runtime.mcp.status()
-            pytest.skip(f"no sandbox here: {status.reason}")
+        assert await runtime.mcp.ready(), runtime.mcp.status()[0].reason
         result = await (await runtime.session("s")).run("go")
 
     assert result.tool_calls[0].outcome in (Ok("PermissionError"), Ok("FileNotFoundError"))
+
+
+async def test_store_is_not_shown_to_a_confined_server(place: Place, stub: Stub, tmp_path: Path) -> None:
+    box = Confinement(write=(str(tmp_path),))
+    async with runtime_with(place, agent_calling("x"), stub.server(sandbox=box)) as runtime:
+        ready = await runtime.mcp.ready()
+        [status] = runtime.mcp.status()
+
+    assert not ready
+    assert "which the command may see" in status.reason
 
 
 async def test_server_ends_with_what_it_has_begun(place: Place, stub: Stub, tmp_path: Path) -> None:
