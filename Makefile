@@ -84,11 +84,9 @@ quick: check ## For the inner loop: quick checks, then the tests in memory, with
 	$(PYTEST) -n $(JOBS) --quick
 
 test: check ## The gate: quick checks, then the full test suite
-	@# What cannot bear company goes first. Exit status 5 says that no test is marked serial. Where a run did not come to
-	@# its end, what failed is not the whole of it, and test-again finds nothing to run.
+	@# Where a run did not come to its end, what failed is not the whole of it, and test-again finds nothing to run.
 	@rm -f $(FAILED)
-	@serial=0; $(PYTEST) -m serial || [ $$? -eq 5 ] || serial=$$?; \
-	$(PYTEST) -n $(JOBS) -m 'not serial' --durations=15 || { [ $$? -eq 1 ] || rm -f $(FAILED); exit 1; }; exit $$serial
+	@$(PYTEST) -n $(JOBS) --durations=15 || { [ $$? -eq 1 ] || rm -f $(FAILED); exit 1; }
 
 test-again: $(DEV) ## After a test that failed: pass if it passes alone, unless it is about a promise
 	$(BIN)/python tests/again.py

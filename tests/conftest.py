@@ -21,7 +21,7 @@ settings.register_profile(
 settings.register_profile("quick", settings.get_profile("mainstay"), max_examples=10)
 settings.load_profile("mainstay")
 
-LEFT_OUT = {"kill", "slow", "serial", "fuzz"}
+LEFT_OUT = {"kill", "slow", "fuzz"}
 """Markers of tests that `--quick` leaves to the gate."""
 FOLDERS = {"benchmarks", "cli", "docs", "golden", "oracles", "smoke", "soak"}
 """Folders of tests that begin OS processes, take long, or change with the whole rather than with one module."""

@@ -7,7 +7,6 @@ import datetime
 import decimal
 import enum
 import pathlib
-import timeit
 import uuid
 import zoneinfo
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
@@ -427,16 +426,3 @@ def test_a_function_is_refused_with_its_name_and_type() -> None:
         InvalidDefinition, match=r"step hidden, what it returns: .*OnlyForCheckers.* cannot be resolved"
     ):
         returns_codec(hidden, "step hidden")
-
-
-# Speed
-
-
-@pytest.mark.serial
-def test_reviving_a_dataclass_takes_no_more_than_five_microseconds() -> None:
-    codec = value_codec(Row)
-    stored = codec.store(Row(DAY, decimal.Decimal("1.10")))
-
-    seconds = min(timeit.repeat(lambda: codec.from_json(stored), number=2_000, repeat=10)) / 2_000
-
-    assert seconds <= 5e-6
