@@ -176,6 +176,25 @@ async def test_all_else_is_told_beside_the_result(executor: Executor, code: str,
     assert any(note in each for each in ran.end.notes)
 
 
+@pytest.mark.parametrize(
+    "code",
+    [
+        "row = ['a', 1]\nawait search(row[0], row[1])",
+        "row = ['a', 1]\nawait search(*row)",
+        "await search(*'a b'.split()[:1])",
+        "rows = [{'query': 'a', 'limit': 1}]\n[await search(**row) for row in rows][0]",
+        "rows = [{'query': 'a'}]\n[await search(**row) for row in rows][0]",
+        "word = None\nif await pay(1):\n    word = 'a'\nawait search(word)",
+    ],
+)
+async def test_an_argument_that_may_fit_is_left_to_the_call(executor: Executor, code: str) -> None:
+    ran = await run(await executor.open(), code)
+
+    assert ran.end.error is None
+    assert ran.calls[-1].args["query"] == "a"
+    assert all("Argument to function `search` is incorrect" in note for note in ran.end.notes)
+
+
 async def test_a_cell_may_use_what_earlier_cells_bound_and_shadow_a_tool(executor: Executor) -> None:
     repl = await executor.open()
     await run(repl, "rows = [1]\ndef double(x):\n    return x * 2\nfor item in rows:\n    last = item")

@@ -252,14 +252,24 @@ async def test_what_does_not_parse_runs_in_no_part(repl: Repl, code: str, line: 
     assert (ran.end.error.code, ran.end.error.line, ran.end.error.rolled_back) == ("syntax", line, True)
 
 
-async def test_syntax_that_only_one_of_them_has_is_told_or_runs(repl: Repl, kind: str) -> None:
-    ran = await run(repl, "def f():\n    yield 1\nlist(f())")
+@pytest.mark.parametrize(
+    ("code", "value", "told"),
+    [
+        ("def f():\n    yield 1\nlist(f())", "[1]", "line 2: This Python has no yield expressions: write it"),
+        ("x = [1, 2]\ndel x[0]\nx", "[2]", "line 2: This Python has no 'del' statement: write it"),
+    ],
+)
+async def test_syntax_that_only_one_of_them_has_is_told_or_runs(
+    repl: Repl, kind: str, code: str, value: str, told: str
+) -> None:
+    ran = await run(repl, code)
 
     if kind == "cpython":
-        assert ran.end == CellEnd(value="[1]")
+        assert ran.end == CellEnd(value=value)
     else:
         assert ran.end.error is not None
         assert (ran.end.error.code, ran.end.error.line, ran.end.error.rolled_back) == ("syntax", 2, True)
+        assert ran.end.error.message.startswith(told)
 
 
 # Finish
@@ -501,3 +511,113 @@ async def test_a_paused_cell_says_what_it_waits_for(repl: Repl) -> None:
     ran = await go_on(repl, step)
     assert ran.end.value == "'search0'"
     assert repl.paused is None
+
+
+# Python as it is
+
+
+def doubled(call: CodeCall) -> CodeAnswer:
+    if call.name != "pay":
+        return Given(call.number, f"<{call.args.get('query')}>")
+    cents = call.args["cents"]
+    return Given(call.number, cents * 2) if cents >= 0 else Raise(call.number, "failed", f"no {cents}")
+
+
+PAY_TWICE = "async def f(x=await pay(1)):\n    return x\n(await f(), await f(), await f(5))"
+GLOBAL_SUM = """
+import asyncio
+n = 1
+async def add(cents):
+    global n
+    n += await pay(cents)
+await asyncio.gather(add(1), add(2))
+n
+"""
+FINALLY_RETURN = """
+async def f():
+    try:
+        return await pay(1)
+    finally:
+        print(await search('bye'))
+await f()
+"""
+FINALLY_FAILED = """
+log = []
+try:
+    try:
+        await pay(-1)
+    finally:
+        log.append(await pay(1))
+except Exception as error:
+    log.append(str(error))
+log
+"""
+FINALLY_LOOP = """
+out = []
+for i in range(4):
+    try:
+        if i == 1:
+            continue
+        if i == 3:
+            break
+        out.append(await pay(i))
+    finally:
+        out.append(i)
+out
+"""
+WRAPPED = """
+def logged(tool):
+    async def call(*given):
+        print('call', *given)
+        return await tool(*given)
+    return call
+paid = logged(pay)
+await paid(2)
+"""
+RECURSIVE = "async def down(n):\n    return [] if n == 0 else [await pay(n)] + await down(n - 1)\nawait down(3)"
+RETRIED = """
+for n in (-2, 3):
+    try:
+        r = await pay(n)
+        break
+    except Exception as error:
+        print(error)
+r
+"""
+
+
+@pytest.mark.parametrize(
+    ("cells", "value", "printed"),
+    [
+        (["d = {'a': 1}\nd['a'] += await pay(2)\nd"], "{'a': 5}", ""),
+        (["class C:\n    def __init__(self):\n        self.n = 1\nc = C()", "c.n += await pay(1)\nc.n"], "3", ""),
+        ([GLOBAL_SUM], "5", ""),  # both read `n` before they wait
+        (["x = 'kept'\nr = [x for x in range(3)]\n(x, r)"], "('kept', [0, 1, 2])", ""),
+        (["[[await pay(i + j) for j in range(2)] for i in range(2)]"], "[[0, 2], [2, 4]]", ""),
+        (["{await search(w): await pay(i) for i, w in enumerate('ab')}"], "{'<a>': 0, '<b>': 2}", ""),
+        (["[i for i in range(4) if await pay(i) > 2]"], "[2, 3]", ""),
+        ([FINALLY_RETURN], "2", "<bye>\n"),
+        ([FINALLY_FAILED], "[2, 'no -1']", ""),
+        ([FINALLY_LOOP], "[0, 0, 1, 4, 2, 3]", ""),
+        ([PAY_TWICE], "(2, 2, 5)", ""),
+        ([RECURSIVE], "[6, 4, 2]", ""),
+        (["k = 1\ndef f():\n    return k", "k = 5\nf()"], "5", ""),
+        (["def f():\n    return 1\ndef g():\n    return f()", "def f():\n    return 2\ng()"], "2", ""),
+        (["def f(x, seen=[]):\n    seen.append(x)\n    return seen\nf(1)", "f(2)"], "[1, 2]", ""),
+        (["f'{await search(\"a\")} and {await pay(3):03d}'"], "'<a> and 006'", ""),
+        (["0 <= await pay(1) < 3 <= 3, 0 > 1 > await pay(-1), '' and await pay(-1)"], "(True, False, '')", ""),
+        (["def f(a, b):\n    return a, b\nf(b=await pay(1), a=await pay(2))"], "(4, 2)", ""),
+        ([WRAPPED], "4", "call 2\n"),
+        (["table = {'p': pay}", "await table['p'](4)"], "8", ""),
+        (["r = []\nwhile (n := await pay(len(r))) < 4:\n    r.append(n)\nr"], "[0, 2]", ""),
+        ([RETRIED], "6", "no -2\n"),
+    ],
+)
+async def test_code_around_calls_does_what_python_does(repl: Repl, cells: list[str], value: str, printed: str) -> None:
+    *before, last = cells
+    for cell in before:
+        await run(repl, cell, doubled)
+    ran = await run(repl, last, doubled)
+
+    assert ran.end.error is None, ran.end.error
+    assert (ran.end.value, ran.printed) == (value, printed)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +18,7 @@ from mainstay.model.llm import ModelRequest, ModelResponse, Usage
 from mainstay.model.message import Image, Text
 from mainstay.model.outcome import Finished, Waiting
 from mainstay.model.tool import Failed, Ok, OutcomeUnknown
-from mainstay.testing import FunctionModel
+from mainstay.testing import FunctionModel, ScriptedModel
 from tests.kit import Place, agent_calling, crash, until
 from tests.mcp.conftest import Stub, runtime_with, servers_in
 
@@ -50,6 +52,42 @@ async def test_servers_of_earlier_versions_are_called_alike(place: Place, stub: 
 
     assert result.tool_calls[0].outcome == Ok("hi")
     assert (status.state, status.version) == ("ready", version)
+
+
+@pytest.mark.parametrize(
+    ("result", "value"),
+    [
+        ({"content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}, "a\nb"),
+        ({"content": []}, ""),
+        ({"content": [{"type": "text", "text": '{"n": 1}'}]}, '{"n": 1}'),  # text stays text
+        ({"content": [{"type": "text", "text": "one"}], "structuredContent": {"n": 1}}, {"n": 1}),
+        ({"content": [{"type": "text", "text": "none"}], "structuredContent": {}}, {}),
+        ({"content": [{"type": "resource", "resource": {"uri": "x://a", "text": "inside"}}]}, "inside"),
+        (
+            {"content": [{"type": "text", "text": "see"}, {"type": "resource_link", "uri": "x://a", "name": "a"}]},
+            ["see", {"type": "resource_link", "uri": "x://a", "name": "a"}],
+        ),
+    ],
+)
+async def test_value_of_a_call_is_what_its_result_holds(
+    place: Place, stub: Stub, result: dict[str, Any], value: Any
+) -> None:
+    stub.does(tools=["raw"], raw=json.dumps({"resultType": "complete", **result}))
+    async with runtime_with(place, calling("raw"), stub.server()) as runtime:
+        ran = await (await runtime.session("s")).run("go")
+
+    assert ran.tool_calls[0].outcome == Ok(value)
+
+
+async def test_servers_with_tools_of_the_same_name_are_told_apart(place: Place, tmp_path: Path) -> None:
+    one, two = Stub(tmp_path, "one"), Stub(tmp_path, "two")
+    calls = [ToolCall(name, f"mcp__{name}__echo", {"text": name}) for name in ("two", "one")]
+    agent = Agent(ScriptedModel([calls, "done"]), name="a")
+    async with runtime_with(place, agent, one.server(), two.server()) as runtime:
+        ran = await (await runtime.session("s")).run("go")
+
+    assert [call.outcome for call in ran.tool_calls] == [Ok("two"), Ok("one")]
+    assert (one.ledger, two.ledger) == (['echo {"text": "one"}'], ['echo {"text": "two"}'])
 
 
 async def test_pictures_come_as_parts(place: Place, stub: Stub) -> None:

@@ -74,6 +74,27 @@ async def test_result_that_would_harm_is_a_failure_of_its_call(
     assert told in outcome.message
 
 
+@pytest.mark.parametrize(
+    ("result", "told"),
+    [
+        ({"structuredContent": {"code": "é7"}}, '{"code": "é7"}'),
+        ({"content": [{"type": "text", "text": "no"}], "structuredContent": {"code": 7}}, "no"),
+        ({"content": [{"type": "resource_link", "uri": "x://log", "name": "log"}]}, '"uri": "x://log"'),
+        ({"content": [{"type": "text", "text": "no"}, picture(data="%%%")]}, "no"),
+        ({"content": [{"type": "resource", "resource": {"uri": "x://a", "text": "no"}}]}, "no"),
+        ({"content": [picture()]}, "it failed without a word"),
+    ],
+    ids=["structured", "structured and text", "link", "broken picture", "resource", "picture alone"],
+)
+async def test_failed_call_tells_why_in_whatever_form(place: Place, stub: Stub, result: Any, told: str) -> None:
+    answers(stub, {**result, "isError": True})
+    outcome = await outcome_of(place, stub, "raw")
+
+    assert isinstance(outcome, Failed)
+    assert outcome.code == "mcp_tool_error"
+    assert told in outcome.message
+
+
 async def test_text_that_is_no_unicode_is_mended(place: Place, stub: Stub) -> None:
     answers(stub, '{"resultType": "complete", "content": [{"type": "text", "text": "caf\\udce9.txt"}]}')
 

@@ -279,6 +279,33 @@ async def test_answer_is_bounded_to_what_is_left(place: Place) -> None:
     assert (found.spent, found.reserved) == (1_000, 0)
 
 
+@pytest.mark.parametrize(
+    ("limit", "usage", "finished", "spent"),
+    [
+        (Limit(turns=0), Usage(10, 10), 0, 0),
+        (Limit(tokens=0), Usage(10, 10), 0, 0),
+        (Limit(money=0), Usage(10, 10), 0, 0),
+        (Limit(tokens=2_000), Usage(900, 100), 2, 2_000),  # spent to the last one
+        (Limit(tokens=2_000), Usage(10, 1_990), 1, 2_000),  # the answer is longer than it may be
+        (Limit(tokens=3_000), Usage(10, 5, cache_read=1_480, cache_write=5), 2, 3_000),  # the cached ones count
+        (Limit(tokens=500), Usage(0, 0), 3, 0),
+        (Limit(money=1), Usage(10, 10, cost=Decimal("0.5")), 2, 1),  # what the provider reports, not the table
+        (Limit(money=1), Usage(10, 10, cost=Decimal(0)), 3, 0),
+    ],
+)
+async def test_limits_at_their_bounds(limit: Limit, usage: Usage, finished: int, spent: int) -> None:
+    model = FunctionModel(lambda request: ModelResponse("done", usage=usage), name="house:model")
+    agent = Agent(model, name="a", settings=SMALL)
+    prices = {"house:model": Price(input=1, output=2)}
+    async with Runtime("memory", agents=[agent], limits=[limit], prices=prices) as runtime:
+        session = await runtime.session("s")
+        outcomes = [(await session.run("go")).outcome for _ in range(3)]
+        counted = await account(runtime, limit.name, '"s"')
+
+    assert [type(each) for each in outcomes] == [Finished] * finished + [Reached] * (3 - finished)
+    assert (counted.spent, counted.reserved) == (spent * 10**9 if limit.kind == "money" else spent, 0)
+
+
 async def test_call_waits_while_others_may_give_back_what_they_reserved(place: Place) -> None:
     model = TellingModel()
     async with place.runtime(Agent(model, settings=SMALL), limits=[Limit(tokens=750, per="all")]) as runtime:

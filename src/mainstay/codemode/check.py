@@ -1,7 +1,7 @@
 """What is wrong with a cell, said before it runs.
 
 Three things refuse a cell, because none of them can be meant and each is cheaper to repair before half of the cell
-has run: a name that is nowhere defined, arguments that do not fit a tool, and a call whose result is never awaited. All
+has run: a name that is nowhere defined, arguments that cannot fit a tool, and a call whose result is never awaited. All
 else that a type checker finds is told beside the result: it may be wrong about a program that works.
 
 The findings come from two sides. `read_cell` goes over the syntax tree: it sees calls that are not awaited, and which
@@ -15,7 +15,7 @@ import builtins
 import difflib
 import re
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import msgspec
 from msgspec import Struct
@@ -37,8 +37,8 @@ class CellCode(Struct, frozen=True):
     """A cell as it was read: the names that it binds for later cells, and calls that it does not await.
 
     `mentions` are all names that stand in it. `keeps`: it makes calls that it does not await at once, and may leave
-    some in variables. A cell that this Python cannot parse has none of this (`unread`), and is left to the
-    interpreter, whose grammar may be another.
+    some in variables. `spreads` are the lines of `*row` and `**row` in calls. A cell that this Python cannot parse has
+    none of this (`unread`), and is left to the interpreter, whose grammar may be another.
     """
 
     binds: tuple[str, ...] = ()
@@ -46,6 +46,7 @@ class CellCode(Struct, frozen=True):
     unawaited: tuple[CellFault, ...] = ()
     unread: bool = False
     keeps: bool = False
+    spreads: frozenset[int] = frozenset()
 
 
 def oversize(code: str) -> str:
@@ -66,9 +67,17 @@ def read_cell(code: str, asynchronous: Collection[str]) -> CellCode:
         binds = tuple(dict.fromkeys(_binds(tree.body)))
         mentions = frozenset([node.id for node in parents if type(node) is ast.Name])
         keeps = any(_is_kept(node, parents, asynchronous) for node in parents if type(node) is ast.Call)
-        return CellCode(binds, mentions, tuple(_unawaited(parents, asynchronous)), keeps=keeps)
+        spreads = frozenset([node.lineno for node, parent in parents.items() if _is_spread(node, parent)])
+        return CellCode(binds, mentions, tuple(_unawaited(parents, asynchronous)), keeps=keeps, spreads=spreads)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return CellCode(unread=True)
+
+
+def _is_spread(node: ast.AST, parent: ast.AST) -> TypeGuard[ast.Starred | ast.keyword]:
+    """Whether it is `*row` or `**row` in a call."""
+    return isinstance(parent, ast.Call) and (
+        isinstance(node, ast.Starred) or (isinstance(node, ast.keyword) and node.arg is None)
+    )
 
 
 def _parents(tree: ast.Module) -> dict[ast.AST, ast.AST]:
@@ -272,7 +281,7 @@ def judge(
                 notes.append(CellFault(each.line, f"`{name}` is read before the cell binds it"))
             else:
                 faults.append(CellFault(each.line, _unknown(name, known)))
-        elif each.rule in _ARGUMENTS and function is not None and function[1] in last:
+        elif each.rule in _ARGUMENTS and function is not None and function[1] in last and not _may_fit(each, code):
             faults.append(CellFault(each.line, each.message))
         elif each.rule == "unused-awaitable" or "`CoroutineType[" in each.message:
             if each.line not in seen:
@@ -284,6 +293,14 @@ def judge(
     faults.sort(key=lambda fault: fault.line)
     text = "\n".join(("The cell was not run.", *_lines(faults, MOST_FAULTS)))
     return CellVerdict(text, faults[0].line, tuple(_lines(notes, MOST_NOTES)))
+
+
+def _may_fit(found: TypeFinding, code: CellCode) -> bool:
+    """Whether the value may fit all the same: the checker knows one type for all values of a dict or list, and the call
+    itself is checked when it is made."""
+    if found.rule != "invalid-argument-type":
+        return False
+    return found.line in code.spreads or " | " in found.message.rpartition("found `")[2]
 
 
 def _lines(faults: Sequence[CellFault], most: int) -> list[str]:

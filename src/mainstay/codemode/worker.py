@@ -614,7 +614,8 @@ class MontyCell:
             case RuntimeError() if "scheduler stalled" in message:
                 return _UNFINISHED
             case NotImplementedError() if message.startswith("The monty syntax parser"):
-                text = f"This Python has no {message.rpartition('support ')[2]}: write it in another way."
+                lacks = message.rpartition("support ")[2].removeprefix("the ")
+                text = f"This Python has no {lacks}: write it in another way."
                 return CodeError("syntax", self._located(error, text), line=self._error_line(error), rolled_back=True)
         kind = type(raised).__name__
         return CodeError("raised", self._traceback(error), kind=kind, line=self._error_line(error))

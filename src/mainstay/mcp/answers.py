@@ -12,6 +12,7 @@ from __future__ import annotations
 import base64
 import binascii
 import contextlib
+import json
 import re
 from collections.abc import Generator, Iterable, Mapping
 from typing import Any
@@ -103,10 +104,10 @@ def _said(text: str) -> str:
 
 def value_of(server: McpServer, result: mcp_types.CallToolResult, schema: Mapping[str, Any] | None) -> Any:
     """What a call returned, which fits `schema`. Raises ToolError where it does not, or is marked as an error."""
+    if result.is_error:
+        raise ToolError(_words_of(result)[:LONGEST_TEXT] or "it failed without a word", code="mcp_tool_error")
     parts = [part_of(plain(each)) for each in result.content]
     texts = [part for part in parts if isinstance(part, str)]
-    if result.is_error:
-        raise ToolError("\n".join(texts)[:LONGEST_TEXT] or "it failed without a word", code="mcp_tool_error")
     # Not the SDK's own check: its patterns are the server's, and may take longer than anybody waits.
     problem = None if schema is None else check(schema, result.structured_content, foreign=True)
     if problem is not None:
@@ -121,6 +122,23 @@ def value_of(server: McpServer, result: mcp_types.CallToolResult, schema: Mappin
     if result.structured_content is not None:
         return result.structured_content  # the texts say the same, for clients that know no other
     return "\n".join(texts)
+
+
+def _words_of(result: mcp_types.CallToolResult) -> str:
+    """What a failed call says: its texts and links, else its structured content. Its files are not read."""
+    words = []
+    for each in map(plain, result.content):
+        if each["type"] in ("image", "audio") or "blob" in each.get("resource", ()):
+            continue
+        part = part_of(each)
+        words.append(part if isinstance(part, str) else _as_text(part))
+    if not any(words) and result.structured_content is not None:
+        return _as_text(result.structured_content)
+    return "\n".join(words)
+
+
+def _as_text(value: Any) -> str:
+    return clean_text(json.dumps(value, ensure_ascii=False))
 
 
 def part_of(content: Mapping[str, Any]) -> Any:
