@@ -138,7 +138,7 @@ test-crash: $(DEV) ## The crash matrix with every real kill and every pair of ki
 mutants: $(DEV) ## Break the code on purpose; each break must turn the crash matrix red
 	$(BIN)/python tests/mutants/run.py
 
-test-mcp: $(DEV) ## The official conformance suite of MCP; npm brings it
+test-mcp: $(DEV) ## The official conformance suite of MCP, of servers and of clients; npm brings it
 	$(BIN)/python tests/server/conformance.py
 
 soak: $(DEV) ## Run for long under load, kills, stops and leavings (an hour)
