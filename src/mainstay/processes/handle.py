@@ -177,7 +177,7 @@ class ProcessHandle(Generic[R_co]):
 
         `NotRevived` when the value is not of the type that its function returns today; `outcome` has it as JSON.
         """
-        value = value_of(self.id, msgspec.to_builtins(await self._processes.outcome(self.id, timeout)))
+        value = value_of(self.id, msgspec.to_builtins(await self.outcome(timeout)))
         codec = self.codec
         if codec is None and isinstance(value, dict) and value.get("type") == RESULT:
             codec = value_codec(CommandResult)  # of a command, which has no function that could be named

@@ -105,7 +105,7 @@ class CheckedPrices:
     def price(self, model: str) -> Price | None:
         try:
             found: object = self._table.price(model)
-        except Exception as error:
+        except Exception as error:  # code of the host, which may raise anything: told before the call, with its model
             raise _no_price(model, f"raised {type(error).__name__}: {error_text(error)}") from error
         if found is not None and not isinstance(found, Price):
             raise _no_price(model, f"gave {quoted(found):.80}")
@@ -114,7 +114,7 @@ class CheckedPrices:
     def cost(self, model: str, usage: Usage) -> Decimal | None:
         try:
             found: object = self._table.cost(model, usage)
-        except Exception:
+        except Exception:  # the same; an answer that was paid for is kept, without a cost
             log.warning("prices raised when they were asked what a call of %s has cost", model, exc_info=True)
             return None
         amount = money(found)
