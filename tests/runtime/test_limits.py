@@ -26,14 +26,15 @@ from mainstay import (
     Usage,
     tool,
 )
-from mainstay.engine.limits import size_of
+from mainstay.engine.limits import RequestSizes, size_of
 from mainstay.errors import InvalidDefinition, LimitReached, ProviderError
 from mainstay.model.event import LimitNear, LimitWait, RateLimitWait
 from mainstay.model.limit import Account, parts_of
-from mainstay.model.message import Audio, Document, Image, Message, Stored, Url
+from mainstay.model.message import Audio, Document, Image, Message, Role, Stored, Text, Url
+from mainstay.model.message import ToolCall as Called
 from mainstay.model.outcome import BudgetSpent, Finished, ProviderFailed
 from mainstay.model.outcome import LimitReached as Reached
-from mainstay.model.tool import Cancelled, Ok
+from mainstay.model.tool import Cancelled, Ok, ToolSpec
 from mainstay.model.write import Accept, Append, Commit, Write
 from mainstay.plugins.hooks import Plugin
 from mainstay.plugins.operations import CommandContext, command
@@ -735,6 +736,49 @@ def test_files_count_by_what_they_may_hold() -> None:
     assert 4_800 < size(Image(Url("https://house/pic.png"))) < 5_000
     assert 4_800 < size(ToolResult("c", "look", files=(Image(stored, "image/png"),))) < 5_100
     assert 9_000 < size(Audio(stored, "audio/wav")) < 9_200
+
+
+SAID: list[tuple[Role, str]] = [("system", "Be brief."), ("user", "a"), ("user", "bb"), ("user", "c")]
+SYSTEM, FIRST, SECOND, OTHER = [Message(role, (Text(text),)) for role, text in SAID]
+WEATHER = ToolSpec("weather", "Tells the weather.")
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [SYSTEM, FIRST, SECOND],
+        [SYSTEM, FIRST, SECOND, OTHER],
+        [SYSTEM, FIRST, OTHER],
+        [SYSTEM, OTHER, SECOND, FIRST],
+        [SYSTEM, FIRST],
+        [FIRST, SECOND],
+        [],
+    ],
+    ids=["same", "longer", "other end", "other beginning", "shorter", "no instructions", "nothing"],
+)
+def test_request_after_another_has_the_size_that_it_has_alone(messages: list[Message]) -> None:
+    sizes = RequestSizes()
+    sizes.of(ModelRequest([SYSTEM, FIRST, SECOND], (WEATHER,), {"type": "object"}))
+    for request in (ModelRequest(messages), ModelRequest(messages, (WEATHER,), {"type": "array"})):
+        assert sizes.of(request) == size_of(request)
+
+
+def test_size_of_a_request_is_that_of_its_messages_and_tools_as_json() -> None:
+    each = len('{"role":"user","parts":[{"type":"text","text":"a"}]}')
+    assert size_of(ModelRequest([FIRST, SECOND])) == each + each + 1
+    assert size_of(ModelRequest([FIRST], (WEATHER,))) > each + len("weather") + len("Tells the weather.")
+    assert size_of(ModelRequest([FIRST], output_schema={"type": "array"})) == each + len('{"type":"array"}')
+
+
+def test_message_that_was_in_the_request_before_is_not_encoded_again() -> None:
+    """Or what a limit costs would grow with the session, at every call."""
+    arguments: dict[str, Any] = {"city": "Paris"}
+    called, sizes = Message("assistant", [Called("c", "weather", arguments)]), RequestSizes()
+    before = sizes.of(ModelRequest([FIRST, called]))
+    arguments["city"] = "Paris, of which nobody has heard"  # nobody changes one: it shows who encodes it
+
+    assert sizes.of(ModelRequest([FIRST, called])) == before
+    assert size_of(ModelRequest([FIRST, called])) > before
 
 
 async def test_answer_is_not_lowered_to_less_than_a_model_takes_to_think(place: Place) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from mainstay.errors import Fenced
+from mainstay.model.limit import Ask, Bound, Settle, Spending
 from mainstay.model.session import CancelRequest, Node
 from mainstay.model.write import Accept, Append, Cancel, Claim, Commit, Committed, SessionRef, TurnScope
 from mainstay.stores.blobs import FileBlobs
@@ -28,6 +31,19 @@ async def stores(tmp_path: Path) -> AsyncIterator[tuple[SqliteStore, SqliteStore
 
 def said(op: str) -> Accept:
     return Accept("chat", "clerk", b"said", op, 1, worker="ours")
+
+
+BOUND = Bound("tokens/all/ever", "tokens", "all", 0, 10_000, 8_000)
+
+
+def limited(op: str) -> Accept:
+    """One that reserves 1,000 tokens."""
+    spending = Spending("", op, (BOUND,), Ask(400, 600))
+    return Accept("chat", "clerk", op.encode(), op, 1, worker="ours", spending=spending)
+
+
+def settled(scope: TurnScope, head: int) -> Commit:
+    return Commit(scope, (Node(1, b"closed"),), head, 4, spending=(Spending("", "end", settle=Settle(tokens=70)),))
 
 
 def append(scope: TurnScope, ordinal: int) -> Append:
@@ -90,3 +106,36 @@ def test_what_was_rolled_back_is_not_remembered(tmp_path: Path) -> None:
     assert file.apply(append(scope, 1)).cancel is None, "the first turn is open again, and ours"
     file.commit()
     file.close()
+
+
+async def test_reservation_that_another_process_has_settled_is_not_settled_again(
+    stores: tuple[SqliteStore, SqliteStore],
+) -> None:
+    ours, theirs = stores
+    begun = await ours.write(limited("1"))
+    claimed = await theirs.write(Claim(SessionRef("chat"), "theirs", begun.row.generation, 3))
+    assert claimed.row is not None
+    over = await theirs.write(settled(TurnScope("chat", begun.row.sid, 1, "theirs", claimed.row.generation), 0))
+    assert isinstance(over, Committed)
+    again = await ours.write(limited("2"))
+    await ours.write(settled(TurnScope("chat", again.row.sid, 2, "ours", again.row.generation), 1))
+
+    (account,) = await theirs.accounts()
+    assert (account.spent, account.unknown, account.reserved) == (1_000 + 70, 1, 0)
+
+
+def test_reservation_whose_settling_was_rolled_back_is_settled_by_the_next_write(tmp_path: Path) -> None:
+    file = WriterFile(tmp_path / "agent.db", FileBlobs(tmp_path / "blobs"))
+    file.begin()
+    accepted = file.apply(limited("1"))
+    file.commit()
+    closing = settled(TurnScope("chat", accepted.row.sid, 1, "ours", accepted.row.generation), 0)
+    for ending in (file.rollback, file.commit):
+        file.begin()
+        file.apply(closing)
+        ending()
+    file.close()
+
+    with contextlib.closing(sqlite3.connect(tmp_path / "agent.db")) as connection:
+        assert connection.execute("SELECT spent, unknown, reserved FROM accounts").fetchall() == [(70, 0, 0)]
+        assert connection.execute("SELECT count(*) FROM reservations").fetchone() == (0,)

@@ -21,10 +21,11 @@ from msgspec.structs import replace
 from mainstay.errors import LimitReached, ProviderError
 from mainstay.model.codec import clean_text
 from mainstay.model.limit import FLOOR, NANO, THINKING, Ask, Bound, Granted, Limit, NearLimit, Settle, Spending, units
-from mainstay.model.llm import ModelRequest, Usage
+from mainstay.model.llm import ModelRequest, ModelSettings, Usage
 from mainstay.model.message import FILES, Audio, Document, Message, Scalar, Stored, ToolResult
 from mainstay.model.outcome import LimitReached as Reached
 from mainstay.model.spending import Price
+from mainstay.model.tool import ToolSpec
 from mainstay.ports.host import Clock
 from mainstay.ports.provider import Prices, Provider
 
@@ -59,6 +60,7 @@ class SpendLimits:
         ]
         self._paid = any(limit.kind == "money" for limit in limits)
         self._ratios: dict[str, float] = {}
+        self._settings = ModelSettings(), ModelSettings()
         self._waiting: set[asyncio.Future[None]] = set()
         self._timer: asyncio.Task[None] | None = None
         self._pause = POLL
@@ -103,6 +105,15 @@ class SpendLimits:
         elif reserved is not None and usage.total:
             tokens = usage.total + (reserved.ask.input if usage.input is None else reserved.output)
         return Settle(tokens, None if cost is None else units(cost))
+
+    def bounded(self, request: ModelRequest, output: int) -> ModelRequest:
+        """The request, with an answer of so many tokens at most. The last settings are kept: most calls have the same,
+        and making them checks them."""
+        before, after = self._settings
+        if before is not request.settings or after.max_tokens != output:
+            before, after = request.settings, replace(request.settings, max_tokens=output)
+            self._settings = before, after
+        return replace(request, settings=after)
 
     # ------------------------------------------------------------------ waiting
 
@@ -168,17 +179,53 @@ def amount(kind: str, given: int) -> float:
     return float(Decimal(given) / NANO) if kind == "money" else given
 
 
+class RequestSizes:
+    """Bytes of what a model is asked, as JSON, with what its files may be as text.
+
+    One is kept for each session in memory: of a request that goes on from the last one, only what is new is encoded,
+    or every call would cost as much as the history before it. `_sums` are the sizes up to each of the `_messages`,
+    without instructions, which are put in front of every request anew.
+    """
+
+    __slots__ = ("_messages", "_schema", "_sums", "_tools")
+
+    def __init__(self) -> None:
+        self._messages: list[Message] = []
+        self._sums: list[int] = []
+        self._tools: tuple[Sequence[ToolSpec], int] = (), 0
+        self._schema: tuple[object, int] = None, 0
+
+    def of(self, request: ModelRequest) -> int:
+        if self._tools[0] is not request.tools:
+            self._tools = request.tools, sum([len(_encode(each)) for each in request.tools])
+        if self._schema[0] is not request.output_schema:
+            self._schema = request.output_schema, len(_encode(request.output_schema))
+        size, messages = self._tools[1], [*request.messages]
+        if request.output_schema is not None:
+            size += self._schema[1]
+        if messages and messages[0].role == "system":
+            size += _size_of_message(messages.pop(0))
+        known, sums = self._messages, self._sums
+        if messages[: len(known)] != known:  # compares what is the same object by that
+            pairs = enumerate(zip(known, messages, strict=False))
+            same = next((at for at, (before, now) in pairs if before != now), len(messages))
+            del known[same:], sums[same:]
+        for message in messages[len(known) :]:
+            sums.append(_size_of_message(message) + (sums[-1] if sums else 0))
+            known.append(message)
+        return size + (sums[-1] if sums else 0)
+
+
 def size_of(request: ModelRequest) -> int:
-    """Bytes of what a model is asked, as JSON, with what its files may be as text."""
-    size = sum([len(_encode(each)) for each in request.tools])
-    if request.output_schema is not None:
-        size += len(_encode(request.output_schema))
-    for message in request.messages:
-        encoded = _encode(message)
-        size += len(encoded)
-        if b'"media_type":' in encoded or b'"source":' in encoded:
-            size += _size_of_files(message)
-    return size
+    """The same for a request that no other follows."""
+    return RequestSizes().of(request)
+
+
+def _size_of_message(message: Message) -> int:
+    encoded = _encode(message)
+    if b'"media_type":' in encoded or b'"source":' in encoded:
+        return len(encoded) + _size_of_files(message)
+    return len(encoded)
 
 
 def _size_of_files(message: Message) -> int:
@@ -219,27 +266,41 @@ class TurnSpending:
 
     __slots__ = (
         "_answer",
+        "_asked",
         "_count",
         "_inherited",
         "_metadata",
         "_op",
         "_size",
+        "_sizes",
         "asks",
         "limits",
         "reserved",
         "warned",
     )
 
-    def __init__(self, limits: SpendLimits, op: str, metadata: dict[str, Scalar], reserved: Reserved | None) -> None:
-        self.limits, self._op, self._metadata, self.reserved = limits, op, metadata, reserved
+    def __init__(
+        self,
+        limits: SpendLimits,
+        op: str,
+        metadata: dict[str, Scalar],
+        reserved: Reserved | None,
+        sizes: RequestSizes,
+    ) -> None:
+        self.limits, self._op, self._metadata, self.reserved, self._sizes = limits, op, metadata, reserved, sizes
         self._count, self._size = 0, 0
+        self._asked: tuple[ModelRequest, str, Ask] | None = None
         self._inherited, self.asks = reserved is None, False
         self._answer: Settle | None = None
         self.warned: set[tuple[str, str, int]] = set()
 
     def ask(self, model: str, request: ModelRequest) -> Ask:
-        self._size = size_of(request)
-        return self.limits.ask(model, self._size, request.settings)
+        """What a request may take; the same for the write before a call and for the call."""
+        asked = self._asked
+        if asked is None or asked[0] is not request or asked[1] != model:
+            self._size = self._sizes.of(request)
+            asked = self._asked = request, model, self.limits.ask(model, self._size, request.settings)
+        return asked[2]
 
     def reserve(self, ask: Ask) -> Spending:
         """What asks for room for the next call. What was reserved before and not used is given back."""
@@ -322,7 +383,7 @@ class LimitedCall:
         """The request as it may be asked; None while others have reserved what is left. Raises LimitReached."""
         if given.output:
             self._reserved = Reserved(self._ask, given.output)
-            return replace(request, settings=replace(request.settings, max_tokens=given.output))
+            return self.limits.bounded(request, given.output)
         if given.waits or given.short is None:
             return None
         raise self.limits.refusal(given.short)

@@ -245,7 +245,7 @@ class ModelCaller:
             except OutOfTime:
                 run.machine.receive(TimeIsUp())
                 return None
-        return replace(request, settings=replace(request.settings, max_tokens=spending.reserved.output))
+        return spending.limits.bounded(request, spending.reserved.output)
 
     def _passed_over(self, attempt: ModelAttempt) -> bool:
         """Whether the model is not to be asked now because its provider wants no calls, and there is another one."""

@@ -23,8 +23,8 @@ def current(account: Account, bound: Bound) -> Account:
     """An account in the window of a bound: a new window begins with nothing spent. Clocks of processes may differ, and
     no window begins twice."""
     if bound.start > account.start:
-        account = replace(account, start=bound.start, spent=0, unknown=0)
-    return replace(account, most=bound.most)
+        return replace(account, start=bound.start, spent=0, unknown=0, most=bound.most)
+    return account if account.most == bound.most else replace(account, most=bound.most)
 
 
 def decide(op: str, ask: Ask, accounts: Sequence[tuple[Bound, Account]], counted: bool) -> Granted:
@@ -48,7 +48,7 @@ def decide(op: str, ask: Ask, accounts: Sequence[tuple[Bound, Account]], counted
 
 def _fits(kind: LimitKind, left: int, ask: Ask) -> int:
     """How many tokens of an answer fit into what is left, after the input."""
-    left -= amount_of(kind, replace(ask, output=0))
+    left -= amount_of(kind, ask, 0)
     if left < 0:
         return -1
     if kind == "tokens":
@@ -56,12 +56,12 @@ def _fits(kind: LimitKind, left: int, ask: Ask) -> int:
     return ask.output if not ask.output_price else min(left * MILLION // ask.output_price, ask.output)
 
 
-def amount_of(kind: LimitKind, ask: Ask) -> int:
-    """What a call takes at most, in the units of a limit. A turn is no call."""
+def amount_of(kind: LimitKind, ask: Ask, output: int) -> int:
+    """What a call takes at most with an answer of `output` tokens, in the units of a limit. A turn is no call."""
     if kind == "tokens":
-        return ask.input + ask.output
+        return ask.input + output
     if kind == "money":
-        return -(-ask.input * ask.input_price // MILLION) - (-ask.output * ask.output_price // MILLION)
+        return -(-ask.input * ask.input_price // MILLION) - (-output * ask.output_price // MILLION)
     return 0
 
 
@@ -72,10 +72,10 @@ def near(bound: Bound, account: Account) -> NearLimit:
 def settled(kind: str, account: Account, hold: Hold, how: Settle) -> Account:
     """An account after the end of a call that something was reserved for. What is not known counts as reserved; what
     belongs to an earlier window does not count in this one."""
-    account = replace(account, reserved=max(account.reserved - hold.amount, 0))
-    taken = 0 if how.free else how.tokens if kind == "tokens" else how.money
+    reserved, taken = max(account.reserved - hold.amount, 0), how.tokens if kind == "tokens" else how.money
     if hold.start != account.start or how.free:
-        return account
+        return replace(account, reserved=reserved)
+    unknown = account.unknown
     if taken is None:
-        account, taken = replace(account, unknown=account.unknown + 1), hold.amount
-    return replace(account, spent=min(account.spent + taken, MOST_COUNTED))
+        unknown, taken = unknown + 1, hold.amount
+    return replace(account, reserved=reserved, unknown=unknown, spent=min(account.spent + taken, MOST_COUNTED))

@@ -13,6 +13,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from mainstay.engine.driver import Run, decode_cancel
 from mainstay.engine.journal import load, load_turns
+from mainstay.engine.limits import RequestSizes
 from mainstay.engine.waits import asked, named, recalled
 from mainstay.errors import BlobMissing, SessionDeleted, StoreDamaged
 from mainstay.graph.cells import Cell, PastCells
@@ -238,7 +239,7 @@ class CachedSession:
     `weight` is of the first `weighed` messages of the view: a history is weighed once, not with every turn.
     """
 
-    __slots__ = ("_saving", "overlay", "session_id", "setup", "view", "weighed", "weight")
+    __slots__ = ("_saving", "_sizes", "overlay", "session_id", "setup", "view", "weighed", "weight")
 
     def __init__(self, session_id: str) -> None:
         self.session_id = session_id
@@ -247,6 +248,7 @@ class CachedSession:
         self.overlay: Overlay | None = None
         self.weight = self.weighed = 0
         self._saving: asyncio.Lock | None = None
+        self._sizes: RequestSizes | None = None
 
     def keep_setup(self, setup: Setup | None) -> None:
         self.setup = setup
@@ -261,6 +263,13 @@ class CachedSession:
         if self._saving is None:
             self._saving = asyncio.Lock()
         return self._saving
+
+    @property
+    def sizes(self) -> RequestSizes:
+        """How large its requests are, where limits hold."""
+        if self._sizes is None:
+            self._sizes = RequestSizes()
+        return self._sizes
 
     @property
     def is_saving(self) -> bool:

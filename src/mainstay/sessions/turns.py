@@ -480,7 +480,8 @@ class Turns:
             hooks = functools.partial(self._hooks, session, kept, setup.take_issues() if setup.issues else [])
         spending = None
         if self.spend_limits is not None:
-            spending = TurnSpending(self.spend_limits, str(scope.generation), said.metadata, reserved)
+            sizes = self.cache.of(scope.session_id).sizes
+            spending = TurnSpending(self.spend_limits, str(scope.generation), said.metadata, reserved, sizes)
         return Run(
             scope, machine, journal, events, self.clock, definition, records, history, interrupted, hooks,
             self._dispatcher.deps, spending,

@@ -272,6 +272,9 @@ class MemoryRows:
     async def reservation_at(self, read: rows.ReservationAt) -> Reservation | None:
         return self.reservations.get((read.sid, read.name))
 
+    async def reservations_by_sid(self, read: rows.ReservationsBySid) -> list[Reservation]:
+        return [each for key, each in sorted(self.reservations.items()) if key[0] == read.sid]
+
     async def reservations_of(self, read: rows.ReservationsOf) -> list[Reservation]:
         sid = self.by_id.get(read.session_id, 0)
         return [each for key, each in sorted(self.reservations.items()) if key[0] == sid]

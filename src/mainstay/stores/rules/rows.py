@@ -124,6 +124,10 @@ class ReservationAt(RowRead["Reservation | None"], frozen=True, gc=False):
     name: str
 
 
+class ReservationsBySid(RowRead["list[Reservation]"], frozen=True, gc=False):
+    sid: int
+
+
 class ReservationsOf(RowRead["list[Reservation]"], frozen=True, gc=False):
     session_id: str
 
@@ -500,7 +504,7 @@ _PROCESSES: Kinds = frozenset(
         LiveProcessesSeenBy,
     }
 )
-_RESERVATIONS: Kinds = frozenset({ReservationAt, ReservationsOf, ReservationsOwnedBy})
+_RESERVATIONS: Kinds = frozenset({ReservationAt, ReservationsBySid, ReservationsOf, ReservationsOwnedBy})
 _WAKES: Kinds = frozenset({WakeByNumber, PendingWakesOf, PendingWakesFor})
 
 OUTDATED: Mapping[type[RowChange], Kinds] = {
@@ -607,8 +611,10 @@ class Transaction:
                 return known
         if self.changes:
             kind = type(read)
-            if any(kind in OUTDATED[type(change)] and _affects(change, read) for change in self.changes):
-                await self.flush()
+            for change in self.changes:
+                if kind in OUTDATED[type(change)] and _affects(change, read):
+                    await self.flush()
+                    break
         answer: T = await self._rows.readers[type(read)](self._rows, read)
         return answer
 

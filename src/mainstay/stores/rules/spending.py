@@ -22,6 +22,7 @@ from mainstay.stores.rules.rows import (
     PutAccount,
     PutReservation,
     ReservationAt,
+    ReservationsBySid,
     ReservationsOf,
     ReservationsOwnedBy,
     SessionById,
@@ -93,7 +94,7 @@ async def _reserve(
     holds: list[Hold] = []
     close = []
     for bound, account in found:
-        amount = limits.amount_of(bound.kind, replace(ask, output=given.output))
+        amount = limits.amount_of(bound.kind, ask, given.output)
         if bound.kind == "turns":
             account = replace(account, spent=account.spent + (0 if counted else 1))
         else:
@@ -102,7 +103,7 @@ async def _reserve(
         accounts[account.name, account.key] = account
         if account.spent + account.reserved >= bound.near:
             close.append(limits.near(bound, account))
-    return replace(given, near=tuple(close)), tuple(holds)
+    return replace(given, near=tuple(close)) if close else given, tuple(holds)
 
 
 async def _settle(tx: Transaction, accounts: dict[tuple[str, str], Account], hold: Hold, how: Settle) -> None:
@@ -138,7 +139,9 @@ async def close(tx: Transaction, row: SessionRow, turn: int, spendings: tuple[Sp
     seen. A commit is recognised by its head when it is sent again, so that nothing of it is kept here."""
     how = {each.name: each.settle or LOST for each in reversed(spendings)}  # the first of a name settles what there is
     ended = [
-        each for each in await tx.read(ReservationsOf(row.id)) if each.turn == turn or not each.name or each.name in how
+        each
+        for each in await tx.read(ReservationsBySid(row.sid))
+        if each.turn == turn or not each.name or each.name in how
     ]
     await _forget(tx, ended, how)
 

@@ -186,7 +186,9 @@ def usage_row(found: tuple[Any, ...]) -> UsageRow:
 
 
 ACCOUNT = "name, key, start, spent, reserved, unknown, most, crc"
+PUT_ACCOUNT = f"INSERT OR REPLACE INTO accounts ({ACCOUNT}) VALUES (?{', ?' * 7})"
 RESERVATION = "sid, name, body"
+PUT_RESERVATION = f"INSERT OR REPLACE INTO reservations ({RESERVATION}) VALUES (?, ?, ?)"
 
 decode_reservation = msgspec.json.Decoder(Reservation).decode
 

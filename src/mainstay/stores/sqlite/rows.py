@@ -54,9 +54,11 @@ from mainstay.stores.sqlite.records import (
     PROCESS_COLUMNS,
     PROCESS_ROW,
     PRUNABLE,
+    PUT_ACCOUNT,
     PUT_GOING_ON,
     PUT_LISTED,
     PUT_PROCESS,
+    PUT_RESERVATION,
     PUT_SESSION,
     PUT_USAGE,
     RESERVATION,
@@ -128,8 +130,8 @@ class SqlRows:
     The owner of a turn writes to it again and again, and every write begins with the session's row. What this
     connection has written is therefore remembered, until anybody else commits anything or a transaction is undone: rows
     of sessions and processes that a worker owns, by number; where sessions are listed; how far journals go; the ids of
-    new processes that no process waits for or is a child of; the sums of what sessions have spent; and the next numbers
-    of new rows.
+    new processes that no process waits for or is a child of; the sums of what sessions have spent, and of what counts
+    against limits; all reservations of a session, by name; and the next numbers of new rows.
     """
 
     def __init__(self, connection: sqlite3.Connection, has_blob: Callable[[str], bool]) -> None:
@@ -141,7 +143,7 @@ class SqlRows:
         self._alone: set[str] = set()
         self._usage: dict[tuple[int, int, str, str, str], UsageRow] = {}
         self._accounts: dict[tuple[str, str], Account] = {}
-        self._reservations: dict[tuple[int, str], Reservation | None] = {}
+        self._reservations: dict[int, dict[str, Reservation]] = {}
         self._numbers: dict[str, int] = {}
         self._version = -1
         self._has_blob = has_blob
@@ -254,6 +256,7 @@ class SqlRows:
         place = self._listed[row.sid] = listed(row.updated, row.deleted)
         self._do(ADD_SESSION, (row.sid, *values, row_checksum(values), place))
         self._numbers["sid"] = row.sid + 1
+        self._reservations[row.sid] = {}
         self._remember(row, new=True)
 
     def put_session(self, change: rows.PutSession) -> None:
@@ -434,19 +437,26 @@ class SqlRows:
     def put_account(self, change: rows.PutAccount) -> None:
         values = msgspec.structs.astuple(change.row)
         self._accounts[change.row.name, change.row.key] = change.row
-        self._do(f"INSERT OR REPLACE INTO accounts ({ACCOUNT}) VALUES (?{', ?' * 7})", (*values, row_checksum(values)))
+        self._do(PUT_ACCOUNT, (*values, row_checksum(values)))
 
     async def reservation_at(self, read: rows.ReservationAt) -> Reservation | None:
-        key = read.sid, read.name
-        if key in self._reservations:
-            return self._reservations[key]
-        found = self._one(f"SELECT {RESERVATION} FROM reservations WHERE sid = ? AND name = ?", *key)
-        return None if found is None else reservation_row(found)
+        return self._reservations_of(read.sid).get(read.name)
+
+    async def reservations_by_sid(self, read: rows.ReservationsBySid) -> list[Reservation]:
+        return [each for _, each in sorted(self._reservations_of(read.sid).items())]
 
     async def reservations_of(self, read: rows.ReservationsOf) -> list[Reservation]:
         query = "WHERE sid = (SELECT sid FROM sessions WHERE id = ?) ORDER BY name"
         found = self._do(f"SELECT {RESERVATION} FROM reservations {query}", (read.session_id,))
         return [reservation_row(each) for each in found]
+
+    def _reservations_of(self, sid: int) -> dict[str, Reservation]:
+        """All of a session. Those of one that was just created are none: nothing is read for its first turn."""
+        known = self._reservations.get(sid)
+        if known is None:
+            found = self._do(f"SELECT {RESERVATION} FROM reservations WHERE sid = ?", (sid,))
+            known = self._reservations[sid] = {each.name: each for each in map(reservation_row, found)}
+        return known
 
     async def reservations_owned_by(self, read: rows.ReservationsOwnedBy) -> list[Reservation]:
         found = [
@@ -456,12 +466,13 @@ class SqlRows:
 
     def put_reservation(self, change: rows.PutReservation) -> None:
         row = change.row
-        self._reservations[row.sid, row.name] = row
-        body = with_checksum(row.sid, encode(row))
-        self._do(f"INSERT OR REPLACE INTO reservations ({RESERVATION}) VALUES (?, ?, ?)", (row.sid, row.name, body))
+        if (known := self._reservations.get(row.sid)) is not None:
+            known[row.name] = row
+        self._do(PUT_RESERVATION, (row.sid, row.name, with_checksum(row.sid, encode(row))))
 
     def drop_reservation(self, change: rows.DropReservation) -> None:
-        self._reservations[change.sid, change.name] = None
+        if (known := self._reservations.get(change.sid)) is not None:
+            known.pop(change.name, None)
         self._do("DELETE FROM reservations WHERE sid = ? AND name = ?", (change.sid, change.name))
 
     # ------------------------------------------------------------------ workers
