@@ -431,7 +431,7 @@ class Leader:
         self._fields = [b"%d" % number for number in (*self._theirs, int(self.terminal >= 0))]
 
     def fork(self, lock: int = -1, confined: Confined | None = None) -> None:
-        """Raises Refused if it cannot be confined. `lock` is not to be held by it."""
+        """Raises BeginRefused if it cannot be confined. `lock` is not to be held by it."""
         if confined is None:
             self.pid = os.fork()
         else:
