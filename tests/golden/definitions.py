@@ -6,13 +6,39 @@ A definition here never changes: the stores hold work that was begun with it, an
 from __future__ import annotations
 
 import asyncio
+import re
+import sys
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
-from mainstay import Agent, ModelRequest, Plugin, ProcessContext, Retry, Runtime, ToolCall, ToolContext, process, tool
+import tests.golden.package  # noqa: F401  # first, because it decides which package the imports below find
+
+# isort: split
+
+from mainstay import (
+    Agent,
+    Limit,
+    Message,
+    ModelRequest,
+    ModelResponse,
+    ModelSettings,
+    Plugin,
+    ProcessContext,
+    Retry,
+    Runtime,
+    ToolCall,
+    ToolContext,
+    ToolProvider,
+    Usage,
+    process,
+    tool,
+)
 from mainstay.errors import OutcomeUnknown
+from mainstay.mcp import McpServer
+from mainstay.model.code import CPython
 from mainstay.model.plugin import PluginSnapshot
-from mainstay.plugins import PromptContext, SessionContext, SnapshotReader, SnapshotWriter, command, query
+from mainstay.plugins import InputContext, PromptContext, SessionContext, SnapshotReader, SnapshotWriter, command, query
 from mainstay.processes.function.engine import Process
 from mainstay.testing import FunctionModel
 
@@ -357,5 +383,180 @@ def runtime(store: Any, world: World, *, without: Iterable[str] = (), **options:
         agents=[agent for name, agent in agents(world).items() if name not in missing],
         processes=[function for name, function in FUNCTIONS.items() if name not in missing],
         deps=world,
+        **options,
+    )
+
+
+# ---------------------------------------------------------------------- since schema 7
+
+HOST = "golden"
+"""The host that the maker and the tests say they are. Only the host on which a command began may look for it."""
+
+WORKSPACE = "/var/tmp/golden-workspace"
+"""The workspace of the maker. Its path is in the records of edits, and no test has a folder of that path."""
+
+SECRET = b"secret of the golden stores"
+"""The key under which digests of inputs are made."""
+
+
+@tool(recovery="rerun")
+async def weigh(item: str, ctx: Context) -> str:
+    """Weigh an item."""
+    return await ctx.deps.act(f"weigh-{item}", ctx.idempotency_key)
+
+
+@tool
+async def compile_all(ctx: Context) -> dict[str, str]:
+    """Start a command that runs for long, and that ends with the turn."""
+    script = "echo compiling; exec sleep 100000"
+    return (await ctx.command(["sh", "-c", script], cwd="/", owner="turn")).to_json()
+
+
+class Cards(Plugin):
+    """Takes the numbers of cards out of inputs."""
+
+    id = "cards"
+
+    def transform_input(self, ctx: InputContext, message: Message) -> str:
+        return re.sub(r"\d{4}-\d{4}", "[card]", message.text)
+
+
+CELLS = (
+    """~~~python
+apple = await weigh("apple")
+def report(pear):
+    return f"{apple} and {pear}"
+~~~""",
+    """~~~python
+plum = await weigh("plum")
+print(plum)
+pear = await weigh("pear")
+finish(f"{report(pear)}, after {plum}")
+~~~""",
+)
+"""Two cells of a turn. The second one uses a variable and a function of the first."""
+
+
+def agents_since_7(world: World, files: ToolProvider) -> dict[str, Agent[str]]:
+    """The agents that schema 7 brings, by name. `files` are tools for the files of a workspace."""
+
+    async def model(request: ModelRequest) -> str | list[ToolCall]:
+        last = request.messages[-1]
+        if last.role == "tool":
+            return "; ".join(f"{r.name} {r.status}" for m in _tail(request) for r in m.tool_results)
+        if "wait here" in last.text:
+            await world.act("wait here", request.call_id)
+        if last.text.startswith("call "):
+            return [_asked(each) for each in last.text.removeprefix("call ").split(" and ")]
+        said = [m.text for m in request.messages if m.role == "user"]
+        return f"{len(said)}: {last.text[:200]}"
+
+    async def coding(request: ModelRequest) -> str:
+        return CELLS[sum(message.role == "assistant" for message in request.messages)]
+
+    async def spending(request: ModelRequest) -> ModelResponse:
+        await world.act("spend", request.call_id)
+        return ModelResponse("spent", usage=Usage(input=20, output=10))
+
+    model_of = FunctionModel(model)
+    made = (
+        Agent(FunctionModel(coding), name="monty", tools=[weigh], mode="code"),
+        Agent(FunctionModel(coding), name="cpython", tools=[weigh], mode="code", code=CPython(unsandboxed=True)),
+        Agent(model_of, name="compiler", tools=[compile_all], wait_for_commands=600),
+        Agent(model_of, name="watcher"),
+        Agent(FunctionModel(spending), name="spender", settings=ModelSettings(max_tokens=500)),
+        Agent(model_of, name="booker"),
+        Agent(model_of, name="builder", tools=[build]),
+        Agent(model_of, name="cashier", plugins=[Cards()]),
+        Agent(model_of, name="editor", tools=[files]),
+    )
+    return {each.name: each for each in made}
+
+
+@process
+async def stepping(ctx: Function, word: str) -> str:
+    """Run one step, at most once."""
+    try:
+        return await ctx.step(ctx.deps.act, "step", ctx.process_id)
+    except OutcomeUnknown:
+        return f"{word}: unknown"
+
+
+@process(signals={"go": str})
+async def gathering(ctx: Function) -> list[Any]:
+    """Run a gather within a gather: one branch is done, one is in a step, one sleeps and one waits for a signal."""
+
+    async def act(name: str) -> str:
+        return await ctx.step(ctx.deps.act, name, ctx.process_id, recovery="rerun")
+
+    async def pair() -> list[Any]:
+        return [*await ctx.gather(act("gather-1"), act("gather-2"))]
+
+    return [*await ctx.gather(pair(), ctx.sleep(900), ctx.wait_signal("go"))]
+
+
+@process(signals={"go": str})
+async def choosing(ctx: Function) -> list[Any]:
+    """Run a race of a sleep, a step and a signal."""
+
+    async def act() -> str:
+        return await ctx.step(ctx.deps.act, "choose", ctx.process_id, recovery="rerun")
+
+    which, value = await ctx.any(ctx.sleep(9000), act(), ctx.wait_signal("go"))
+    return [which, value]
+
+
+@process
+async def dozing(ctx: Function) -> str:
+    """Sleep after a step."""
+    first = await ctx.step(ctx.deps.act, "before-doze", ctx.process_id)
+    await ctx.sleep(2000)
+    return first
+
+
+@process
+async def saving(ctx: Function) -> list[Any]:
+    """Run a step after a checkpoint."""
+    if ctx.state is None:
+        await ctx.checkpoint([await ctx.step(ctx.deps.act, "before-save", ctx.process_id)])
+    return [*ctx.state, await ctx.step(ctx.deps.act, "after-save", ctx.process_id, recovery="rerun")]
+
+
+@process
+async def awaiting(ctx: Function) -> list[Any]:
+    """Wait for a child that is in a step."""
+    child = await ctx.start(stepping, {"word": "child"})
+    return ["parent", await child.result()]
+
+
+@process
+async def quitting(ctx: Function) -> str:
+    """Clean up in a step when it is asked to end."""
+    try:
+        await ctx.sleep(9000)
+    finally:
+        await ctx.step(ctx.deps.act, "quit", ctx.process_id, recovery="rerun")
+    return "not reached"
+
+
+FUNCTIONS_SINCE_7: dict[str, Process[..., Any]] = {
+    each.name: each for each in (stepping, gathering, choosing, dozing, saving, awaiting, quitting)
+}
+
+
+def runtime_since_7(
+    store: Any, world: World, files: ToolProvider, *, without: Iterable[str] = (), **options: Any
+) -> Runtime:
+    """A Runtime with all definitions of schema 7, less those that are named."""
+    missing = set(without)
+    asking = Path(__file__).with_name("asking_server.py")
+    return Runtime(
+        store,
+        agents=[agent for name, agent in (agents(world) | agents_since_7(world, files)).items() if name not in missing],
+        processes=[each for name, each in (FUNCTIONS | FUNCTIONS_SINCE_7).items() if name not in missing],
+        deps=world,
+        limits=[Limit(tokens=10_000_000, per="metadata.purse")],
+        mcp=[McpServer("tables", command=[sys.executable, "-I", "-S", str(asking)], agents=["booker"])],
+        input_secret=SECRET,
         **options,
     )

@@ -10,24 +10,36 @@ import asyncio
 import contextlib
 import json
 import shutil
+import socket
 import subprocess
 import sys
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from msgspec.structs import replace
 
-from mainstay import Runtime
-from mainstay.errors import AlreadyAnswered, KeyConflict, ProcessConflict, ProcessFailed, ProcessPruned, SessionDeleted
+from mainstay import Runtime, Workspace
+from mainstay.errors import (
+    AlreadyAnswered,
+    KeyConflict,
+    ProcessConflict,
+    ProcessFailed,
+    ProcessPruned,
+    SessionDeleted,
+)
 from mainstay.model import process as ends
-from mainstay.model.tool import Cancelled, Denied, Failed, Ok, OutcomeUnknown
+from mainstay.model.edit import FileRestore, UndoneFile
+from mainstay.model.tool import Cancelled, Denied, Failed, Ok, OutcomeUnknown, PreparedCall, ToolOutcome, ToolSpec
 from mainstay.model.write import SessionFilter
+from mainstay.ports.tool import CallContext
 from mainstay.sessions.result import TurnResult
 from mainstay.stores.sqlite import SqliteStore, schema
 from mainstay.testing import VirtualClock
+from mainstay.workspace.tools import FileTools
 from tests.cli.shell import shell_json
-from tests.golden.definitions import LARGE, World, runtime
+from tests.golden.definitions import HOST, LARGE, WORKSPACE, World, runtime, runtime_since_7
 from tests.kit import SOON, until
 
 HERE = Path(__file__).parent
@@ -42,11 +54,16 @@ OPENED = 60
 """Seconds of the maker's clock when the store is opened again. Its last process was killed at 30."""
 
 
+RESERVED = 630
+"""Tokens that are reserved for a model call of the session `spending`: its estimated input, and 500 for its answer."""
+
+
 class Golden(NamedTuple):
     made: Runtime
     world: World
     clock: VirtualClock
     keys: dict[str, str]
+    workspace: Path
 
     async def turn(self, turn_id: str) -> TurnResult[Any]:
         return await (await self.made.session(turn_id.rpartition(".")[0])).result(turn_id)
@@ -76,12 +93,50 @@ def copied(source: Path, target: Path) -> Path:
     return target / "agent.db"
 
 
+class Moved:
+    """Tools for the files of a workspace that was in the folder WORKSPACE when the store was made."""
+
+    def __init__(self, tools: FileTools, folder: Path) -> None:
+        self._tools, self._folder = tools, folder
+
+    def specs(self) -> Sequence[ToolSpec]:
+        return self._tools.specs()
+
+    async def prepare(self, call: PreparedCall, ctx: CallContext) -> PreparedCall | ToolOutcome:
+        return await self._tools.prepare(call, ctx)
+
+    async def execute(self, call: PreparedCall, ctx: CallContext) -> Any:
+        return await self._tools.execute(call, ctx)
+
+    def covers(self, path: str) -> bool:
+        return path.startswith(f"{WORKSPACE}/")
+
+    async def restore(
+        self, wanted: Sequence[FileRestore], earlier: Mapping[str, bytes], store: str | None
+    ) -> list[UndoneFile]:
+        here = [replace(each, path=each.path.replace(WORKSPACE, str(self._folder), 1)) for each in wanted]
+        return await self._tools.restore(here, earlier, store)
+
+
 @contextlib.asynccontextmanager
-async def opened(store: Path) -> AsyncGenerator[Golden]:
-    world, clock = World(), VirtualClock()
+async def opened(store: Path, schema_version: int) -> AsyncGenerator[Golden]:
+    """The store in a Runtime with the definitions of its work. Since schema 7 that has commands, whose host it must be,
+    and a workspace as its edits left it."""
+    world, clock, workspace = World(), VirtualClock(), store.with_name("workspace")
     clock.advance(OPENED)
-    async with runtime(store, world, clock=clock, grace=0) as made:
-        yield Golden(made, world, clock, json.loads((store.parent / "keys.json").read_text()))
+    keys = json.loads((store.parent / "keys.json").read_text())
+    if schema_version < 7:
+        async with runtime(store, world, clock=clock, grace=0) as made:
+            yield Golden(made, world, clock, keys, workspace)
+        return
+    workspace.mkdir()
+    (workspace / "note.txt").write_text("two\n")
+    (workspace / "new.txt").write_text("three")
+    files = Moved(Workspace(workspace).tools(), workspace)
+    with pytest.MonkeyPatch.context() as machine:
+        machine.setattr(socket, "gethostname", lambda: HOST)
+        async with runtime_since_7(store, world, files, clock=clock, grace=0) as made:
+            yield Golden(made, world, clock, keys, workspace)
 
 
 # ---------------------------------------------------------------------- parked turns
@@ -412,6 +467,147 @@ async def processes_that_had_ended(golden: Golden) -> None:
     assert (await golden.made.start("reporting", {"text": "told"}, id="ended")).id == "ended"
 
 
+# ---------------------------------------------------------------------- since schema 7
+
+
+async def cell_in_monty(golden: Golden) -> None:
+    await cell_that_was_cut_off(golden, "in-monty")
+
+
+async def cell_in_cpython(golden: Golden) -> None:
+    await cell_that_was_cut_off(golden, "in-cpython")
+
+
+async def cell_that_was_cut_off(golden: Golden, session_id: str) -> None:
+    result = await golden.turn(f"{session_id}.1")
+
+    assert result.text == "weigh-apple done and weigh-pear done, after weigh-plum done"
+    assert [(call.call_id, call.repeated) for call in result.tool_calls] == [
+        (f"{session_id}.1.1.0", 0),
+        (f"{session_id}.1.2.0", 0),
+        (f"{session_id}.1.2.1", 1),
+        (f"{session_id}.1.2.2", 0),
+    ]
+    assert [golden.done(f"{session_id}.1.{call}") for call in ("1.0", "2.0", "2.1")] == [[], [], ["weigh-pear"]]
+
+
+async def command_that_ran(golden: Golden) -> None:
+    outcome = await golden.made.handle("command.server").outcome(SOON)
+
+    assert isinstance(outcome, ends.Abandoned)
+    reason = "the machine was started again since: nothing of it can live"
+    result = outcome.value
+    assert (result["status"], result["reason"], result["stdout"]) == ("lost", reason, "begun\n")
+    assert result["cleanup"] == {"note": reason}, "nothing was found, and nothing was ended"
+
+
+async def turn_held_for_a_command(golden: Golden) -> None:
+    result = await golden.turn("compiling.1")
+
+    assert isinstance(await golden.made.handle("compiling.1.1.0.1").outcome(SOON), ends.Abandoned)
+    assert "has ended: lost" in result.text
+    assert result.text.endswith("stdout:\n> compiling")
+
+
+async def monitors_with_lines_to_deliver(golden: Golden) -> None:
+    for monitor in ("watching.monitor.lines", "noting.monitor.notes"):
+        outcome = await golden.made.handle(monitor).outcome(SOON)
+        assert isinstance(outcome, ends.Failure)
+        assert outcome.code == "lost"
+
+    async def told() -> bool:
+        waiting = {wake.session_id for wake in await golden.made.processes.wakes()}
+        return "watching" not in waiting and await golden.head("watching") == 3
+
+    await until(told)
+    said = await said_in(golden, "watching")
+    assert [text.rpartition("> ")[2] for text in said[:2]] == ["wait here for line one", "line two"]
+    assert "its command is lost" in said[2]
+    await (await golden.made.session("noting")).run("hello")
+    said = await said_in(golden, "noting")
+    assert said[0] == "hello"
+    assert said[1].endswith("> 1 line:\n> line three")
+    assert "its command is lost" in said[2]
+
+
+async def said_in(golden: Golden, session_id: str) -> list[str]:
+    history = await (await golden.made.session(session_id)).history()
+    return [message.text for message in history if message.role == "user"]
+
+
+async def limit_with_an_open_reservation(golden: Golden) -> None:
+    assert (await golden.turn("spending.1")).text == "spent"
+
+    (account,) = [each for each in await golden.made.store.accounts() if each.key == '"red"']
+    assert (account.spent, account.reserved, account.unknown) == (RESERVED + 30, 0, 1)
+
+
+async def question_of_a_server(golden: Golden) -> None:
+    session = await golden.made.session("booking")
+    (asked,) = await session.pending()
+    assert (asked.call_id, asked.kind) == ("booking.1.1.0", "input")
+    await session.answer("booking.1.1.0", {"time": "19:00"})
+
+    (call,) = (await golden.turn("booking.1")).tool_calls
+    assert call.outcome == Ok("garden at 19:00")
+    assert call.attempts == 1
+
+
+async def deferred_call_of_a_process_that_was_killed(golden: Golden) -> None:
+    assert (await golden.turn("building.1")).waiting
+    await golden.made.resolve(golden.keys["golden"], "all is built")
+
+    (call,) = (await golden.turn("building.1")).tool_calls
+    assert call.outcome == Ok("all is built")
+
+
+async def filtered_inputs(golden: Golden) -> None:
+    session = await golden.made.session("paying-by-card")
+    assert (await golden.turn("paying-by-card.2")).text == "2: wait here with [card]"
+    assert (await golden.turn("paying-by-card.3")).text == "3: and [card] too"
+
+    assert (await session.send("and 6000-7890 too", key="card-3")).known
+    with pytest.raises(KeyConflict):
+        await session.send("and 6000-7891 too", key="card-3")
+    assert (await session.run("or 7000-1234")).text == "4: or [card]"
+
+
+async def edit_that_is_undone(golden: Golden) -> None:
+    session = await golden.made.session("editing")
+    edits = await session.edits("editing.1")
+    assert sorted((each.path, each.status, each.kept) for each in edits) == [
+        (f"{WORKSPACE}/new.txt", "applied", True),
+        (f"{WORKSPACE}/note.txt", "applied", True),
+    ]
+    undone = await session.undo("editing.1")
+
+    assert [each.status for each in undone] == ["undone", "undone"]
+    assert {file.name: file.read_text() for file in golden.workspace.iterdir()} == {"note.txt": "one\n"}
+
+
+async def processes_cut_off_in_a_step(golden: Golden) -> None:
+    assert await golden.value("stepping") == "alone: unknown"
+    assert await golden.value("awaiting") == ["parent", "child: unknown"]
+    assert await golden.value("saving") == ["before-save done", "after-save done"]
+    assert golden.done("saving") == ["after-save"]
+    assert await golden.value("choosing") == [1, "choose done"]
+
+
+async def process_cut_off_while_it_cleaned_up(golden: Golden) -> None:
+    assert await golden.made.handle("quitting").outcome(SOON) == ends.Cancelled("host", "enough")
+    assert golden.done("quitting") == ["quit"]
+
+
+async def processes_cut_off_in_a_gather_and_in_a_sleep(golden: Golden) -> None:
+    await golden.made.handle("gathering").signal("go", "on")
+    golden.at(3700)
+
+    assert await golden.value("gathering") == [["gather-1 done", "gather-2 done"], None, "on"]
+    assert golden.done("gathering") == ["gather-2"]
+    assert await golden.value("dozing") == "before-doze done"
+    assert golden.done("dozing") == []
+
+
 CHECKS: list[Callable[[Golden], Awaitable[None]]] = [
     approval_and_the_queue_behind_it,
     rejection,
@@ -447,10 +643,36 @@ CHECKS: list[Callable[[Golden], Awaitable[None]]] = [
     process_that_sleeps,
 ]
 
+CHECKS_SINCE_7 = [
+    cell_in_monty,
+    cell_in_cpython,
+    command_that_ran,
+    turn_held_for_a_command,
+    monitors_with_lines_to_deliver,
+    limit_with_an_open_reservation,
+    question_of_a_server,
+    deferred_call_of_a_process_that_was_killed,
+    filtered_inputs,
+    edit_that_is_undone,
+    processes_cut_off_in_a_step,
+    process_cut_off_while_it_cleaned_up,
+    processes_cut_off_in_a_gather_and_in_a_sleep,
+]
+
+
+def contents_of(source: Path) -> tuple[int, int, int]:
+    """Return how many sessions, processes and blobs a store holds."""
+    return (35, 36, 8) if version(source) >= 7 else (25, 21, 7)
+
+
+def checks_of(source: Path) -> list[Callable[[Golden], Awaitable[None]]]:
+    # The checks that let an hour pass come last.
+    return [*CHECKS_SINCE_7[:-1], *CHECKS, CHECKS_SINCE_7[-1]] if version(source) >= 7 else CHECKS
+
 
 @pytest.mark.parametrize("source", [s for s in STORES if version(s) >= 5], ids=lambda source: source.name)
 async def test_metadata_and_titles_of_an_older_store_are_there(tmp_path: Path, source: Path) -> None:
-    async with opened(copied(source, tmp_path / "store")) as golden:
+    async with opened(copied(source, tmp_path / "store"), version(source)) as golden:
         rows = await golden.made.sessions.list(metadata={"user": "kim", "tenant": 4, "paying": True})
         assert {row.id: row.title for row in rows} == {
             "approval": "Mail for Kim",
@@ -467,27 +689,31 @@ async def test_metadata_and_titles_of_an_older_store_are_there(tmp_path: Path, s
             await session.send("second in the queue", key="queued-2")
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-@pytest.mark.parametrize("source", STORES, ids=lambda source: source.name)
+@pytest.mark.parametrize(
+    ("source", "check"),
+    [(source, check) for source in STORES for check in checks_of(source)],
+    ids=lambda value: value.name if isinstance(value, Path) else value.__name__,
+)
 async def test_older_store_goes_on_with(
     tmp_path: Path, source: Path, check: Callable[[Golden], Awaitable[None]]
 ) -> None:
-    async with opened(copied(source, tmp_path / "store")) as golden:
+    async with opened(copied(source, tmp_path / "store"), version(source)) as golden:
         await check(golden)
 
 
 @pytest.mark.parametrize("source", STORES, ids=lambda source: source.name)
 async def test_all_of_an_older_store_goes_on_and_then_all_is_well(tmp_path: Path, source: Path) -> None:
     store = copied(source, tmp_path / "store")
-    async with opened(store) as golden:
-        for check in CHECKS:
+    async with opened(store, version(source)) as golden:
+        for check in checks_of(source):
             await check(golden)
         assert await golden.made.wait_idle(SOON)
 
     found = await asyncio.to_thread(shell_json, "doctor", "--deep", store=store)
     assert found["needs"] == []
     assert (found["schema"], found["checks"], found["open_turns"], found["workers"]) == (schema.VERSION, ["ok"], [], [])
-    assert found["live_processes"] == {}
+    pinned = {"running": 1} if version(source) >= 7 else {}  # what an MCP server said of its tools
+    assert found["live_processes"] == pinned
     assert {state: count for state, count in found["wakes"].items() if count} == {"discarded": 1}
 
 
@@ -500,7 +726,7 @@ async def test_sessions_of_an_older_store_are_listed_by_their_last_change(tmp_pa
     finally:
         await store.close()
 
-    assert len(rows) == 25
+    assert len(rows) == contents_of(source)[0]
     assert [(row.updated, row.sid) for row in rows] == sorted([(row.updated, row.sid) for row in rows], reverse=True)
 
 
@@ -509,9 +735,11 @@ async def test_doctor_finds_an_older_store_whole_and_tells_what_is_open(tmp_path
     found = await asyncio.to_thread(shell_json, "doctor", "--deep", store=copied(source, tmp_path / "store"))
 
     assert (found["schema"], found["checks"]) == (schema.VERSION, ["ok"])
-    assert (found["sessions"], found["processes"], found["blobs"]) == (25, 21, 7)
-    assert found["records_read"] == 191
-    assert [worker["alive"] for worker in found["workers"]] == [False]
+    since_7 = version(source) >= 7
+    assert (found["sessions"], found["processes"], found["blobs"]) == contents_of(source)
+    assert found["records_read"] == (296 if since_7 else 191)
+    assert [worker["alive"] for worker in found["workers"]] == ([False, False] if since_7 else [False])
+    assert found["commands"]["elsewhere"] == ({HOST: 4} if since_7 else {})
     parked = {turn["turn_id"] for turn in found["open_turns"] if turn["state"] == "parked"}
     assert parked == {
         "settlement.1",
@@ -521,6 +749,7 @@ async def test_doctor_finds_an_older_store_whole_and_tells_what_is_open(tmp_path
         "late.1",
         "noted.3",
         "chief.2.1.0~clerk.1",
+        *(("compiling.1", "booking.1", "building.1") if since_7 else ()),
     }
     assert {turn["turn_id"] for turn in found["open_turns"]} - parked == {
         "approved.1",
@@ -535,6 +764,7 @@ async def test_doctor_finds_an_older_store_whole_and_tells_what_is_open(tmp_path
         "ordering.1",
         "calling.1",
         "half.1",
+        *(("in-monty.1", "in-cpython.1", "spending.1", "paying-by-card.2", "watching.1") if since_7 else ()),
     }
 
 
@@ -592,10 +822,11 @@ async def test_older_store_goes_on_after_an_upgrade_that_was_killed(tmp_path: Pa
         await store.open()
         try:
             facts = await store.facts(deep=True)
-            assert (facts.schema, facts.checks, facts.sessions, facts.processes) == (schema.VERSION, ("ok",), 25, 21)
+            assert (facts.schema, facts.checks) == (schema.VERSION, ("ok",))
+            assert (facts.sessions, facts.processes, facts.blobs) == contents_of(source)
         finally:
             await store.close()
     for number in range(1, kills + 1, max(1, kills // SAMPLE)):
-        async with opened(tmp_path / f"killed-{number}" / "agent.db") as golden:
-            for check in CHECKS:
+        async with opened(tmp_path / f"killed-{number}" / "agent.db", version(source)) as golden:
+            for check in checks_of(source):
                 await check(golden)
