@@ -14,11 +14,12 @@ export PIP_NO_INPUT := 1
 PIP_INSTALL := -m pip install -qq --no-compile
 
 # A virtual environment is tied to its folder: scripts and the editable install hold absolute paths. The stamp's name holds
-# the folder too, so that a copied or moved tree makes its own environment instead of testing the code of the other one.
+# the folder too, so that a copied or moved tree makes its own environment instead of testing the code of the other one,
+# and the project's name, so that an environment from before the rename is made anew.
 HERE := $(shell pwd | cksum | cut -d' ' -f1)
-NEW  := $(VENV)/.new-$(HERE)
-RUN  := $(VENV)/.run-$(HERE)
-DEV  := $(VENV)/.dev-$(HERE)
+NEW  := $(VENV)/.new-perdure-$(HERE)
+RUN  := $(VENV)/.run-perdure-$(HERE)
+DEV  := $(VENV)/.dev-perdure-$(HERE)
 
 OTHERS := 3.11 3.12 3.13 3.14
 
@@ -34,7 +35,7 @@ help: ## Show this list
 # Set-up
 
 $(NEW):
-	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit("Mainstay needs Python 3.11 or newer, and " + \
+	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit("Perdure needs Python 3.11 or newer, and " + \
 	  "$(PYTHON) is %d.%d. Name another one: make PYTHON=python3.12 ..." % v[:2])'
 	@echo "Setting up $(VENV) ..."
 	@$(PYTHON) -m venv --clear $(VENV)
@@ -55,7 +56,7 @@ setup: $(DEV) ## Create .venv with everything development needs (again only when
 # See it work
 
 demo: $(RUN) ## Watch a durable agent being killed in mid-turn and finishing: no key, no network
-	@$(BIN)/mainstay demo
+	@$(BIN)/perdure demo
 
 # Quick checks
 
@@ -105,7 +106,7 @@ $(addprefix smoke-,$(OTHERS)): smoke-%: $(DEV)
 	  echo "Python $*: had the full suite"; exit; fi; \
 	python=$$($(call find_python,$*)); \
 	if [ -z "$$python" ]; then echo "Python $*: not found"; exit; fi; \
-	stamp=$(VENV)-$*/.test-$(HERE); \
+	stamp=$(VENV)-$*/.test-perdure-$(HERE); \
 	if [ ! -e $$stamp ] || [ pyproject.toml -nt $$stamp ]; then \
 	  "$$python" -m venv --clear $(VENV)-$*; \
 	  $(VENV)-$*/bin/python $(PIP_INSTALL) -e '.[cli,test]'; \
@@ -114,7 +115,7 @@ $(addprefix smoke-,$(OTHERS)): smoke-%: $(DEV)
 	$(VENV)-$*/bin/python -m pytest -q tests/smoke
 
 # The SDKs weigh more than everything else together, so they have an environment of their own.
-WIRE := $(VENV)-wire/.stamp-$(HERE)
+WIRE := $(VENV)-wire/.stamp-perdure-$(HERE)
 
 $(WIRE): pyproject.toml
 	@echo "Installing the official SDKs (a minute, once) ..."
@@ -123,17 +124,17 @@ $(WIRE): pyproject.toml
 	@touch $@
 
 test-wire: $(WIRE) ## Our readers against the official SDKs, on the same bytes
-	MAINSTAY_REQUIRE=wire $(VENV)-wire/bin/python -m pytest -q --inline-snapshot=disable -W default tests/oracles
+	PERDURE_REQUIRE=wire $(VENV)-wire/bin/python -m pytest -q --inline-snapshot=disable -W default tests/oracles
 
 test-commands: $(DEV) ## Everything about OS commands at full size: gigabytes of output, hundreds of commands
-	MAINSTAY_COMMANDS=whole $(PYTEST) -n $(JOBS) tests/commands
+	PERDURE_COMMANDS=whole $(PYTEST) -n $(JOBS) tests/commands
 
 test-code: $(DEV) ## Cells of every turn in full CPython, and killed at every point there; escapes, and thousands of programs
-	MAINSTAY_CODE=cpython MAINSTAY_FUZZ=full $(PYTEST) -n $(JOBS) tests/codemode tests/crash/test_coded.py \
+	PERDURE_CODE=cpython PERDURE_FUZZ=full $(PYTEST) -n $(JOBS) tests/codemode tests/crash/test_coded.py \
 	  tests/tools/test_run_code.py $(wildcard tests/tools/test_cells*.py)
 
 test-crash: $(DEV) ## The crash matrix with every real kill and every pair of kills
-	MAINSTAY_CRASH=full $(PYTEST) -n $(JOBS) tests/crash
+	PERDURE_CRASH=full $(PYTEST) -n $(JOBS) tests/crash
 
 mutants: $(DEV) ## Break the code on purpose; each break must turn the crash matrix red
 	$(BIN)/python tests/mutants/run.py
@@ -148,7 +149,7 @@ soak: $(DEV) ## Run for long under load, kills, stops and leavings (an hour)
 	$(BIN)/python tests/soak/races.py
 
 fuzz: $(DEV) ## Every property test and state machine, with many more examples
-	MAINSTAY_FUZZ=full $(PYTEST) -n $(JOBS) -m "hypothesis or fuzz"
+	PERDURE_FUZZ=full $(PYTEST) -n $(JOBS) -m "hypothesis or fuzz"
 
 cover: $(DEV) ## Branch coverage of the full suite
 	$(BIN)/coverage run -m pytest -q

@@ -127,7 +127,7 @@ def _bars(panel: Panel, lines: Sequence[Line]) -> list[Bar]:
     line = next((ln for ln in lines if ln.figure.row == panel.row and ln.figure.path == panel.path), None)
     if line is None:
         return []
-    bars = [Bar("Mainstay", line.ours, ours=True)]
+    bars = [Bar("Perdure", line.ours, ours=True)]
     for begins, shown in panel.show:
         peer = next((p for p in line.peers if p.name.startswith(begins)), None)
         if peer is not None:

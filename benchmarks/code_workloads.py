@@ -9,11 +9,11 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from workload import Sample, median
 
-from mainstay import Agent, Runtime, ToolCall, tool
-from mainstay.codemode.monty import MontyExecutor
-from mainstay.model.code import CellEnd, CPython, Given, Paused
-from mainstay.model.llm import ModelRequest
-from mainstay.testing import FunctionModel
+from perdure import Agent, Runtime, ToolCall, tool
+from perdure.codemode.monty import MontyExecutor
+from perdure.model.code import CellEnd, CPython, Given, Paused
+from perdure.model.llm import ModelRequest
+from perdure.testing import FunctionModel
 
 KEY = bytes(32)
 NOW = 1_700_000_000_000

@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 
 from workload import Sample, Span, forget_peak, give_back_memory, median, status_mb, tell_ready
 
-from mainstay import ProcessHandle, Runtime
-from mainstay.commands.job import Job, StartedCommand
-from mainstay.commands.sandbox import IMPLEMENTATIONS, examine, rules_of
-from mainstay.commands.spawner import Spawner, StartRequest
-from mainstay.model.command import CommandSettings
-from mainstay.model.sandbox import Confinement
+from perdure import ProcessHandle, Runtime
+from perdure.commands.job import Job, StartedCommand
+from perdure.commands.sandbox import IMPLEMENTATIONS, examine, rules_of
+from perdure.commands.spawner import Spawner, StartRequest
+from perdure.model.command import CommandSettings
+from perdure.model.sandbox import Confinement
 
 TREE = """
 import os, signal

@@ -226,7 +226,7 @@ FIGURES = (
     Figure("whb", "OpenAI, Chat Completions", "chat.next_ms", cpu=True, floor=False, peers=()),
     Figure("whb", "Google", "google.next_ms", cpu=True, floor=False, peers=()),
     Figure("whb", "Bedrock", "bedrock.next_ms", cpu=True, floor=False, peers=()),
-    Figure("whi", "CPU ms more than Mainstay alone", "import_ms", 80, cpu=True, floor=False, peers=()),
+    Figure("whi", "CPU ms more than Perdure alone", "import_ms", 80, cpu=True, floor=False, peers=()),
     Figure("whi", "CPU ms more at its first request", "first_ms", cpu=True, floor=False, peers=()),
     Figure("wil", "the slowest of them, ms", "most_ms", 20, floor=False, peers=()),
     Figure("wil", "twenty of a user, ms", "user_ms", floor=False, peers=()),

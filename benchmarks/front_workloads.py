@@ -20,12 +20,12 @@ from typing import Any
 
 from workload import DELTA, Sample, Yard, median
 
-from mainstay import Agent, ModelRequest, Runtime, Session
-from mainstay.model.event import TextDelta
-from mainstay.model.session import Settings, dump_settings
-from mainstay.model.write import Configure
-from mainstay.testing import FunctionModel
-from mainstay.tools.revive import value_codec
+from perdure import Agent, ModelRequest, Runtime, Session
+from perdure.model.event import TextDelta
+from perdure.model.session import Settings, dump_settings
+from perdure.model.write import Configure
+from perdure.testing import FunctionModel
+from perdure.tools.revive import value_codec
 
 LATEST = 200
 """Sessions in which something was said, changed after all others: a page shows their titles."""

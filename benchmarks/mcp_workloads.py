@@ -13,11 +13,11 @@ from pathlib import Path
 from mcp import Client, StdioServerParameters
 from workload import Sample, median
 
-from mainstay import Agent, Runtime
-from mainstay.mcp import McpServer
-from mainstay.model.tool import PreparedCall
-from mainstay.testing import ScriptedModel
-from mainstay.tools.context import ToolContext
+from perdure import Agent, Runtime
+from perdure.mcp import McpServer
+from perdure.model.tool import PreparedCall
+from perdure.testing import ScriptedModel
+from perdure.tools.context import ToolContext
 
 STUB = Path(__file__).parents[1] / "tests" / "mcp" / "stub.py"
 

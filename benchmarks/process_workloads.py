@@ -10,7 +10,7 @@ from typing import Any
 
 from workload import FileProbe, Sample, Span, Yard, give_back_memory, median, status_mb, tell_ready
 
-from mainstay import Process, ProcessContext, Runtime, process
+from perdure import Process, ProcessContext, Runtime, process
 
 PAGES_FULL = 12_000
 """Characters: two thousand processes with so much text fill the pages that SQLite keeps for us."""

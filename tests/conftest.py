@@ -12,14 +12,14 @@ from tests.kit import Place
 # The gate tries the same examples every time; new ones are for the fuzzer, whose finds are kept as examples.
 # None of them is a matter of time: what is slow on a busy machine is not wrong.
 settings.register_profile(
-    "mainstay",
+    "perdure",
     derandomize=not FULL,
     deadline=None,
     max_examples=cases(100, 2_000),
     suppress_health_check=[HealthCheck.too_slow],
 )
-settings.register_profile("quick", settings.get_profile("mainstay"), max_examples=10)
-settings.load_profile("mainstay")
+settings.register_profile("quick", settings.get_profile("perdure"), max_examples=10)
+settings.load_profile("perdure")
 
 LEFT_OUT = {"kill", "slow", "fuzz"}
 """Markers of tests that `--quick` leaves to the gate."""
@@ -66,7 +66,7 @@ def _is_quick(item: pytest.Item) -> bool:
 
 @pytest.fixture
 def anyio_backend() -> str:
-    """Mainstay is an asyncio library."""
+    """Perdure is an asyncio library."""
     return "asyncio"
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-FULL = os.environ.get("MAINSTAY_FUZZ") == "full"
-REAL_KILLS = None if os.environ.get("MAINSTAY_CRASH") == "full" else 20
+FULL = os.environ.get("PERDURE_FUZZ") == "full"
+REAL_KILLS = None if os.environ.get("PERDURE_CRASH") == "full" else 20
 """How often a scenario is really killed, of all its points. It dies at each of them on a store in memory and on a file,
 in a tenth of the time; `make test-crash` kills it really at each."""
 

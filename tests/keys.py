@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mainstay.testing.crash import CallEnding, Played
+from perdure.testing.crash import CallEnding, Played
 
 
 def within_store(key: str) -> str:

@@ -17,15 +17,15 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from mainstay import Agent, ProcessHandle, Runtime, ToolCall, ToolContext, ToolResult
-from mainstay.engine.lease import Worker
-from mainstay.errors import ProviderError
-from mainstay.model.llm import Delta, ModelRequest
-from mainstay.model.session import SessionRow
-from mainstay.ports.store import Store
-from mainstay.providers.scripted import FunctionModel, as_response
-from mainstay.stores.memory import MemoryRows, MemoryStore
-from mainstay.stores.sqlite import SqliteStore
+from perdure import Agent, ProcessHandle, Runtime, ToolCall, ToolContext, ToolResult
+from perdure.engine.lease import Worker
+from perdure.errors import ProviderError
+from perdure.model.llm import Delta, ModelRequest
+from perdure.model.session import SessionRow
+from perdure.ports.store import Store
+from perdure.providers.scripted import FunctionModel, as_response
+from perdure.stores.memory import MemoryRows, MemoryStore
+from perdure.stores.sqlite import SqliteStore
 
 SOON = 60
 """Seconds within which everything here happens, however busy the machine; a test that needs them all is broken."""

@@ -1,6 +1,6 @@
 """Programs that tests run and that are no part of Python: of the machine, else of wheels in the extra `dev`.
 
-What is not there is a skip that names it, and `MAINSTAY_REQUIRE=rg,bwrap` makes that a failure: CI requires what the
+What is not there is a skip that names it, and `PERDURE_REQUIRE=rg,bwrap` makes that a failure: CI requires what the
 files of the project install. What a kernel can do (`bubblewrap`, `namespaces`, `landlock`) is required where one knows
 the machine.
 """
@@ -16,7 +16,7 @@ from typing import NoReturn
 
 import pytest
 
-REQUIRED = frozenset(filter(None, os.environ.get("MAINSTAY_REQUIRE", "").split(",")))
+REQUIRED = frozenset(filter(None, os.environ.get("PERDURE_REQUIRE", "").split(",")))
 
 
 def missing(name: str, why: str) -> NoReturn:

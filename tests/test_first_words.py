@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from msgspec import Struct
 
-from mainstay import Agent, Runtime, ToolContext, process, tool
-from mainstay.errors import InvalidDefinition
-from mainstay.testing import FunctionModel
+from perdure import Agent, Runtime, ToolContext, process, tool
+from perdure.errors import InvalidDefinition
+from perdure.testing import FunctionModel
 
 agent: Any = Agent(FunctionModel(lambda request: "well"))
 MAKE: Any = Agent

@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
-import mainstay
-from mainstay import builtin, errors
-from mainstay.model import plugin
+import perdure
+from perdure import builtin, errors
+from perdure.model import plugin
 
 PUBLIC = [
     "Agent",
@@ -21,11 +21,11 @@ PUBLIC = [
     "FileRef",
     "Image",
     "Limit",
-    "MainstayError",
     "Message",
     "ModelRequest",
     "ModelResponse",
     "ModelSettings",
+    "PerdureError",
     "Plugin",
     "Price",
     "Process",
@@ -61,13 +61,13 @@ LAZY = [
     "httpx2",
     "hypothesis",
     "importlib.metadata",
-    "mainstay.builtin",
-    "mainstay.cli",
-    "mainstay.providers",
-    "mainstay.stores.memory",
-    "mainstay.stores.sqlite",
-    "mainstay.testing",
-    "mainstay.workspace.tools",
+    "perdure.builtin",
+    "perdure.cli",
+    "perdure.providers",
+    "perdure.stores.memory",
+    "perdure.stores.sqlite",
+    "perdure.testing",
+    "perdure.workspace.tools",
     "pydantic",
     "pytest",
     "rich",
@@ -91,7 +91,7 @@ EXCEPTIONS = [
 
 
 def test_the_public_names_are_these() -> None:
-    assert mainstay.__all__ == PUBLIC
+    assert perdure.__all__ == PUBLIC
     assert len(PUBLIC) <= 40
 
 
@@ -102,7 +102,7 @@ def test_earlier_names_of_what_was_renamed_can_still_be_imported() -> None:
 
 @pytest.mark.parametrize("name", PUBLIC)
 def test_a_public_name_is_there_and_says_what_it_is(name: str) -> None:
-    thing = getattr(mainstay, name)
+    thing = getattr(perdure, name)
 
     assert thing.__doc__
     assert thing.__name__ == name
@@ -112,7 +112,7 @@ def test_a_public_name_is_there_and_says_what_it_is(name: str) -> None:
 
 @pytest.mark.parametrize("name", PUBLIC)
 def test_the_public_methods_of_a_public_name_say_what_they_do(name: str) -> None:
-    thing = getattr(mainstay, name)
+    thing = getattr(perdure, name)
     if not inspect.isclass(thing) or getattr(thing, "_is_protocol", False):
         return  # a protocol's own sentence says what its methods must do
 
@@ -126,20 +126,20 @@ def test_the_public_methods_of_a_public_name_say_what_they_do(name: str) -> None
 
 
 def test_nothing_else_is_public_at_the_root() -> None:
-    names = {n for n, v in vars(mainstay).items() if not n.startswith("_") and not inspect.ismodule(v)}
+    names = {n for n, v in vars(perdure).items() if not n.startswith("_") and not inspect.ismodule(v)}
 
     assert names == set(PUBLIC)
 
 
 def test_a_star_import_brings_the_public_names() -> None:
     namespace: dict[str, object] = {}
-    exec("from mainstay import *", namespace)
+    exec("from perdure import *", namespace)
 
     assert sorted(n for n in namespace if not n.startswith("__")) == PUBLIC
 
 
 def test_the_version_is_that_of_the_package() -> None:
-    assert mainstay.__version__.count(".") == 2
+    assert perdure.__version__.count(".") == 2
 
 
 # ---------------------------------------------------------------------- importing
@@ -151,23 +151,23 @@ def modules_after(statement: str) -> set[str]:
     return set(done.stdout.split())
 
 
-def test_importing_mainstay_loads_no_driver_no_provider_and_no_tool_of_ours() -> None:
-    loaded = modules_after("import mainstay")
+def test_importing_perdure_loads_no_driver_no_provider_and_no_tool_of_ours() -> None:
+    loaded = modules_after("import perdure")
 
     assert [m for m in LAZY if m in loaded] == []
-    assert [m for m in loaded if m.startswith("mainstay.providers.")] == []
+    assert [m for m in loaded if m.startswith("perdure.providers.")] == []
 
 
-def test_what_importing_mainstay_needs_beyond_the_standard_library_is_msgspec() -> None:
+def test_what_importing_perdure_needs_beyond_the_standard_library_is_msgspec() -> None:
     # What the interpreter loads at its start is not ours, and msgspec looks for typing_extensions by itself.
     before = {m.partition(".")[0] for m in modules_after("")} | {"typing_extensions"}
-    roots = {m.partition(".")[0] for m in modules_after("import mainstay")}
+    roots = {m.partition(".")[0] for m in modules_after("import perdure")}
 
-    assert roots - before - sys.stdlib_module_names == {"mainstay", "msgspec"}
+    assert roots - before - sys.stdlib_module_names == {"perdure", "msgspec"}
 
 
 def test_a_turn_in_memory_needs_no_driver() -> None:
-    loaded = modules_after("import mainstay; assert mainstay.Agent().run_sync('hi').text == 'You said: hi'")
+    loaded = modules_after("import perdure; assert perdure.Agent().run_sync('hi').text == 'You said: hi'")
 
     assert "sqlite3" not in loaded
     assert "pydantic" not in loaded
@@ -192,21 +192,21 @@ def test_the_tree_shows_who_inherits_from_whom() -> None:
     for line in errors.__doc__.splitlines():
         branch = max(line.find("├──"), line.find("└──"))
         if branch < 0:
-            stack = [line.strip()] if line.strip() == "MainstayError" else stack
+            stack = [line.strip()] if line.strip() == "PerdureError" else stack
             continue
         level, name = (branch - 4) // 4 + 1, line[branch + 3 :].split()[0]
         stack = [*stack[:level], name]
         found[name] = stack[level - 1]
 
     actual = {
-        e.__name__: e.__bases__[0].__name__ for e in EXCEPTIONS if e.__bases__[0].__name__ in {*found, "MainstayError"}
+        e.__name__: e.__bases__[0].__name__ for e in EXCEPTIONS if e.__bases__[0].__name__ in {*found, "PerdureError"}
     }
     assert found == actual
 
 
 def test_every_error_of_ours_has_a_code_of_its_own() -> None:
-    codes = [vars(e)["code"] for e in EXCEPTIONS if issubclass(e, errors.MainstayError) and "code" in vars(e)]
-    silent = [e.__name__ for e in EXCEPTIONS if issubclass(e, errors.MainstayError) and "code" not in vars(e)]
+    codes = [vars(e)["code"] for e in EXCEPTIONS if issubclass(e, errors.PerdureError) and "code" in vars(e)]
+    silent = [e.__name__ for e in EXCEPTIONS if issubclass(e, errors.PerdureError) and "code" not in vars(e)]
 
     assert len(codes) == len(set(codes))
     assert all(code.isidentifier() and code == code.lower() for code in codes)
@@ -216,8 +216,8 @@ def test_every_error_of_ours_has_a_code_of_its_own() -> None:
 def test_errors_for_callers_are_the_builtins_they_expect_too() -> None:
     assert issubclass(errors.InvalidInput, ValueError)
     assert issubclass(errors.NotFound, LookupError)
-    assert issubclass(errors.MainstayError, Exception)
-    assert not issubclass(errors.ToolError, errors.MainstayError)
+    assert issubclass(errors.PerdureError, Exception)
+    assert not issubclass(errors.ToolError, errors.PerdureError)
 
 
 @pytest.mark.parametrize(
@@ -239,7 +239,7 @@ def test_errors_for_callers_are_the_builtins_they_expect_too() -> None:
         (errors.TurnFailed("s.1", "cancelled", {}), "turn s.1 did not finish: cancelled"),
         (errors.Fenced("s.1", 3), "generation 3 of s.1 was relieved"),
         (errors.StoreDamaged("f.db", "a hole"), "restore it from a backup"),
-        (errors.StoreTooNew("f.db", 9, 1), "upgrade mainstay"),
+        (errors.StoreTooNew("f.db", 9, 1), "upgrade perdure"),
         (errors.StoreInherited(1, 2), "open it only after forking"),
         (errors.BlobMissing("ab"), "put it again"),
         (errors.RuntimeClosed(), "use it inside `async with`"),

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from mainstay.commands.sandbox import IMPLEMENTATIONS, examine
+from perdure.commands.sandbox import IMPLEMENTATIONS, examine
 from tests.codemode.kit import require_sandbox
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
@@ -26,7 +26,7 @@ def environment(out: Path) -> dict[str, str]:
 def sample(folder: Path, workload: str, params: dict[str, Any]) -> Any:
     """What an adapter process leaves behind."""
     out = folder / "out.json"
-    command = [sys.executable, str(BENCHMARKS / "mainstay_adapter.py"), workload, json.dumps(params)]
+    command = [sys.executable, str(BENCHMARKS / "perdure_adapter.py"), workload, json.dumps(params)]
     ended = subprocess.run(command, env=environment(out), capture_output=True, text=True, timeout=120)
     assert ended.returncode == 0, ended.stderr
     return json.loads(out.read_text())
@@ -165,7 +165,7 @@ def killed(folder: Path, workload: str, params: dict[str, Any]) -> tuple[str, An
     params |= {"dir": str(folder), "ready": str(ready)}
     command = [
         sys.executable,
-        str(BENCHMARKS / "mainstay_adapter.py"),
+        str(BENCHMARKS / "perdure_adapter.py"),
         workload,
         json.dumps(params | {"phase": "start"}),
     ]
@@ -289,7 +289,7 @@ def test_the_chart_is_a_picture_with_ours_first(tmp_path: Path) -> None:
     shown(tmp_path, result_of({"w8": [{"since_start_s": 0.4, "yard_ms": 8.92}]}, peers), "--chart", str(chart))
     root = ElementTree.fromstring(chart.read_text())
     words = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
-    assert words[1:5] == ["Mainstay", "0.4", "Restate", "0.8  (2×)"]
+    assert words[1:5] == ["Perdure", "0.4", "Restate", "0.8  (2×)"]
     assert sum(1 for _ in root.iter("{http://www.w3.org/2000/svg}rect")) == 2
 
 
@@ -314,7 +314,7 @@ def test_wm_runs_cells_resumes_one_and_holds_no_worker(tmp_path: Path, params: d
 
 
 def test_rows_of_code_are_sampled_where_a_sandbox_of_code_is_installed(tmp_path: Path) -> None:
-    """Other rows have an environment with Mainstay alone, in which no cell can run."""
+    """Other rows have an environment with Perdure alone, in which no cell can run."""
     child = """
 import json, sys
 from pathlib import Path

@@ -12,18 +12,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mainstay import Agent, Message, ModelRequest, Runtime, ToolCall, ToolResult
-from mainstay.builtin import Compaction
-from mainstay.builtin.compaction import SYSTEM
-from mainstay.errors import InvalidDefinition, ProviderError
-from mainstay.model.llm import Completion
-from mainstay.model.message import Reasoning, Text, unanswered
-from mainstay.model.plugin import CompactedHistory
-from mainstay.plugins.calls import first
-from mainstay.plugins.hooks import CompactContext
-from mainstay.plugins.registry import PluginSet
-from mainstay.ports.services import HistoryHost
-from mainstay.testing import FunctionModel
+from perdure import Agent, Message, ModelRequest, Runtime, ToolCall, ToolResult
+from perdure.builtin import Compaction
+from perdure.builtin.compaction import SYSTEM
+from perdure.errors import InvalidDefinition, ProviderError
+from perdure.model.llm import Completion
+from perdure.model.message import Reasoning, Text, unanswered
+from perdure.model.plugin import CompactedHistory
+from perdure.plugins.calls import first
+from perdure.plugins.hooks import CompactContext
+from perdure.plugins.registry import PluginSet
+from perdure.ports.services import HistoryHost
+from perdure.testing import FunctionModel
 from tests.fuzzing import cases
 
 
@@ -242,7 +242,7 @@ async def test_outputs_of_the_newest_turns_stay_whole() -> None:
 async def test_a_summary_that_fails_leaves_the_turn_as_it_is(
     answer: str | Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.WARNING, "mainstay.builtin"):
+    with caplog.at_level(logging.WARNING, "perdure.builtin"):
         frame = await plugin().compact(opening(turns("ABCDEFGHI"), Model(answer)))
 
     assert frame is None

@@ -1,10 +1,10 @@
-"""Every plugin that comes with Mainstay keeps the contract that other plugins are held to."""
+"""Every plugin that comes with Perdure keeps the contract that other plugins are held to."""
 
 from __future__ import annotations
 
 import pytest
 
-from mainstay.builtin import (
+from perdure.builtin import (
     Compaction,
     InputRedaction,
     OutputLimit,
@@ -15,7 +15,7 @@ from mainstay.builtin import (
     Rule,
     Subagents,
 )
-from mainstay.testing.plugin_contract import plugin_contract
+from perdure.testing.plugin_contract import plugin_contract
 
 pytestmark = pytest.mark.slow
 

@@ -9,16 +9,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mainstay import Agent, Message, ModelRequest, Runtime, ToolCall, ToolResult
-from mainstay.builtin import RollingHistory
-from mainstay.builtin.history import estimate_tokens, user_turns
-from mainstay.errors import InvalidDefinition
-from mainstay.model.codec import encode
-from mainstay.model.message import Role, Text
-from mainstay.plugins.calls import pipe
-from mainstay.plugins.hooks import Plugin, ViewContext
-from mainstay.plugins.registry import PluginSet
-from mainstay.testing import FunctionModel
+from perdure import Agent, Message, ModelRequest, Runtime, ToolCall, ToolResult
+from perdure.builtin import RollingHistory
+from perdure.builtin.history import estimate_tokens, user_turns
+from perdure.errors import InvalidDefinition
+from perdure.model.codec import encode
+from perdure.model.message import Role, Text
+from perdure.plugins.calls import pipe
+from perdure.plugins.hooks import Plugin, ViewContext
+from perdure.plugins.registry import PluginSet
+from perdure.testing import FunctionModel
 from tests.fuzzing import cases
 
 law = settings(max_examples=cases(150, 3_000), deadline=None, suppress_health_check=[HealthCheck.too_slow])

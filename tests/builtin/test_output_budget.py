@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, ModelRequest, Runtime, ToolCall, tool
-from mainstay.builtin import OutputLimit
-from mainstay.errors import InvalidDefinition, PluginConflict
-from mainstay.model.tool import Denied, Failed, Ok, OutcomeUnknown, OutputBudget, ToolOutcome, ToolSpec
-from mainstay.plugins.hooks import Plugin, ToolEndContext
-from mainstay.plugins.registry import PluginSet
-from mainstay.testing import FunctionModel
+from perdure import Agent, ModelRequest, Runtime, ToolCall, tool
+from perdure.builtin import OutputLimit
+from perdure.errors import InvalidDefinition, PluginConflict
+from perdure.model.tool import Denied, Failed, Ok, OutcomeUnknown, OutputBudget, ToolOutcome, ToolSpec
+from perdure.plugins.hooks import Plugin, ToolEndContext
+from perdure.plugins.registry import PluginSet
+from perdure.testing import FunctionModel
 
 READ = ToolSpec("read")
 

@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from mainstay import Agent, Runtime, ToolCall, tool
-from mainstay.builtin.permissions import MAX_APPROVED, Choice, Entry, Permissions, Rule
-from mainstay.errors import InvalidDefinition, PluginError
-from mainstay.model.outcome import Waiting
-from mainstay.model.plugin import AskPerson, Directive, EmitTrace, PluginSnapshot, ReplaceArgs, ShortCircuit
-from mainstay.model.tool import Denied, Failed, Ok, ToolOutcome, ToolSpec
-from mainstay.plugins import decisions
-from mainstay.plugins.calls import before_tool_call
-from mainstay.plugins.hooks import Plugin, SessionContext, SnapshotWriter, ToolCallContext, ToolEndContext
-from mainstay.plugins.registry import PluginSet, restore_snapshot, take_snapshot
-from mainstay.testing import ScriptedModel
+from perdure import Agent, Runtime, ToolCall, tool
+from perdure.builtin.permissions import MAX_APPROVED, Choice, Entry, Permissions, Rule
+from perdure.errors import InvalidDefinition, PluginError
+from perdure.model.outcome import Waiting
+from perdure.model.plugin import AskPerson, Directive, EmitTrace, PluginSnapshot, ReplaceArgs, ShortCircuit
+from perdure.model.tool import Denied, Failed, Ok, ToolOutcome, ToolSpec
+from perdure.plugins import decisions
+from perdure.plugins.calls import before_tool_call
+from perdure.plugins.hooks import Plugin, SessionContext, SnapshotWriter, ToolCallContext, ToolEndContext
+from perdure.plugins.registry import PluginSet, restore_snapshot, take_snapshot
+from perdure.testing import ScriptedModel
 
 HOST: Any = None  # no rule needs it
 RM = {"command": "rm -rf /tmp/x"}

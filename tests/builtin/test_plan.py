@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, ModelRequest, Runtime, ToolCall
-from mainstay.builtin.plan import MAX_STEPS, MAX_TEXT, Plan, Step, update_plan
-from mainstay.errors import ToolError
-from mainstay.model.event import PluginEvent
-from mainstay.model.plugin import EmitEvents, PluginSnapshot, PromptPart
-from mainstay.model.tool import Failed, Ok, ToolOutcome, ToolSpec
-from mainstay.plugins.hooks import PromptContext, SessionContext, ToolEndContext
-from mainstay.plugins.registry import PluginSet, restore_snapshot, take_snapshot
-from mainstay.testing import FunctionModel
-from mainstay.tools.context import ToolContext
+from perdure import Agent, ModelRequest, Runtime, ToolCall
+from perdure.builtin.plan import MAX_STEPS, MAX_TEXT, Plan, Step, update_plan
+from perdure.errors import ToolError
+from perdure.model.event import PluginEvent
+from perdure.model.plugin import EmitEvents, PluginSnapshot, PromptPart
+from perdure.model.tool import Failed, Ok, ToolOutcome, ToolSpec
+from perdure.plugins.hooks import PromptContext, SessionContext, ToolEndContext
+from perdure.plugins.registry import PluginSet, restore_snapshot, take_snapshot
+from perdure.testing import FunctionModel
+from perdure.tools.context import ToolContext
 
 HOST: Any = None  # no plan needs it
 STEPS = [

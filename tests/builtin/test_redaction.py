@@ -13,18 +13,18 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from mainstay import Agent, Document, FileRef, Image, ModelRequest, Retry, Runtime, ToolContext, ToolError, tool
-from mainstay.builtin.redaction import BUILTIN, InputRedaction, Pattern, RedactingSink, Redaction, Redactor, redact
-from mainstay.errors import InvalidDefinition, InvalidInput
-from mainstay.model.event import TextDelta, ToolFinished
-from mainstay.model.llm import Delta, ModelResponse
-from mainstay.model.message import Reasoning, Text, ToolCall
-from mainstay.model.plugin import ShortCircuit
-from mainstay.model.tool import BlobRef, Cancelled, Denied, Failed, Ok, OutcomeUnknown, ToolOutcome, ToolSpec
-from mainstay.plugins.calls import after_tool_call
-from mainstay.plugins.hooks import Plugin, SessionContext, StreamContext, ToolEndContext
-from mainstay.plugins.registry import PluginSet
-from mainstay.testing import ScriptedModel
+from perdure import Agent, Document, FileRef, Image, ModelRequest, Retry, Runtime, ToolContext, ToolError, tool
+from perdure.builtin.redaction import BUILTIN, InputRedaction, Pattern, RedactingSink, Redaction, Redactor, redact
+from perdure.errors import InvalidDefinition, InvalidInput
+from perdure.model.event import TextDelta, ToolFinished
+from perdure.model.llm import Delta, ModelResponse
+from perdure.model.message import Reasoning, Text, ToolCall
+from perdure.model.plugin import ShortCircuit
+from perdure.model.tool import BlobRef, Cancelled, Denied, Failed, Ok, OutcomeUnknown, ToolOutcome, ToolSpec
+from perdure.plugins.calls import after_tool_call
+from perdure.plugins.hooks import Plugin, SessionContext, StreamContext, ToolEndContext
+from perdure.plugins.registry import PluginSet
+from perdure.testing import ScriptedModel
 from tests.fuzzing import cases
 from tests.kit import untyped
 

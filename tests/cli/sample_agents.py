@@ -1,4 +1,4 @@
-"""Agents that the tests run from the command line: `mainstay run sample_agents:helper …`."""
+"""Agents that the tests run from the command line: `perdure run sample_agents:helper …`."""
 
 import asyncio
 import os
@@ -6,11 +6,11 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from mainstay import Agent, Budget, Message, ModelRequest, ModelResponse, Plugin, ToolCall, Usage, tool
-from mainstay.errors import ProviderError
-from mainstay.model.plugin import PluginSnapshot
-from mainstay.plugins import InputContext, QueueTurn, Result, SessionContext, command, query, task
-from mainstay.testing import FunctionModel
+from perdure import Agent, Budget, Message, ModelRequest, ModelResponse, Plugin, ToolCall, Usage, tool
+from perdure.errors import ProviderError
+from perdure.model.plugin import PluginSnapshot
+from perdure.plugins import InputContext, QueueTurn, Result, SessionContext, command, query, task
+from perdure.testing import FunctionModel
 
 
 class Colour(Struct):

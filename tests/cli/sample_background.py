@@ -1,8 +1,8 @@
 """An agent that begins work in the background: with a tool, and with a durable function of this module."""
 
-from mainstay import Agent, ModelRequest, Plugin, ProcessContext, ToolCall, ToolContext, process, tool
-from mainstay.plugins import QueueTurn, Result, task
-from mainstay.testing import FunctionModel
+from perdure import Agent, ModelRequest, Plugin, ProcessContext, ToolCall, ToolContext, process, tool
+from perdure.plugins import QueueTurn, Result, task
+from perdure.testing import FunctionModel
 
 
 @tool(background=True)

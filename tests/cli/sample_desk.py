@@ -1,10 +1,10 @@
-"""Runtimes that tests run from the command line, on the store that `DESK` names: `mainstay run sample_desk:desk …`."""
+"""Runtimes that tests run from the command line, on the store that `DESK` names: `perdure run sample_desk:desk …`."""
 
 import os
 
-from mainstay import Agent, Limit, ModelRequest, Plugin, Runtime, ToolCall, ToolContext, tool
-from mainstay.plugins import CommandContext, command
-from mainstay.testing import FunctionModel
+from perdure import Agent, Limit, ModelRequest, Plugin, Runtime, ToolCall, ToolContext, tool
+from perdure.plugins import CommandContext, command
+from perdure.testing import FunctionModel
 
 
 @tool

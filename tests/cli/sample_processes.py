@@ -5,8 +5,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from mainstay import Process, ProcessContext, Runtime, process
-from mainstay.stores.sqlite import SqliteStore
+from perdure import Process, ProcessContext, Runtime, process
+from perdure.stores.sqlite import SqliteStore
 
 
 def double(n: int) -> int:

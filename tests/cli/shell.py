@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from typer.testing import CliRunner
 
-from mainstay import Runtime
-from mainstay.cli.app import app
+from perdure import Runtime
+from perdure.cli.app import app
 from tests.cli.sample_agents import helper
 
 HERE = Path(__file__).parent
@@ -28,7 +28,7 @@ class Ran(NamedTuple):
 
 def shell(*args: object, store: Path | None = None, stdin: str = "", **env: object) -> Ran:
     """Run a command in this process, in the folder of the sample agents. Nothing it prints goes to a terminal."""
-    variables = {"MAINSTAY_STORE": None if store is None else str(store)} | {k: str(v) for k, v in env.items()}
+    variables = {"PERDURE_STORE": None if store is None else str(store)} | {k: str(v) for k, v in env.items()}
     with contextlib.chdir(HERE):
         result = CliRunner().invoke(app, [str(a) for a in args], input=stdin, env=variables)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
@@ -48,9 +48,9 @@ def shell_json(*args: object, store: Path | None = None) -> Any:
 
 def command(*args: object, store: Path, **env: object) -> tuple[list[str], dict[str, Any]]:
     """A command for `subprocess`, in the folder of the sample agents."""
-    variables = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR", "MAINSTAY_STORE")}
-    variables |= {"MAINSTAY_STORE": str(store), "PYTHONPATH": "", "TERM": "xterm"} | {k: str(v) for k, v in env.items()}
-    line = [sys.executable, "-m", "mainstay", *[str(a) for a in args]]
+    variables = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR", "PERDURE_STORE")}
+    variables |= {"PERDURE_STORE": str(store), "PYTHONPATH": "", "TERM": "xterm"} | {k: str(v) for k, v in env.items()}
+    line = [sys.executable, "-m", "perdure", *[str(a) for a in args]]
     return line, {"cwd": HERE, "env": variables}
 
 

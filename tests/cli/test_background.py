@@ -1,4 +1,4 @@
-"""What `mainstay run` and `mainstay call` begin in the background is done, and told, before they leave."""
+"""What `perdure run` and `perdure call` begin in the background is done, and told, before they leave."""
 
 from pathlib import Path
 

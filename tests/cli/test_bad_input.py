@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mainstay import Agent, Runtime
+from perdure import Agent, Runtime
 from tests.cli.shell import shell
 
 
@@ -90,7 +90,7 @@ def test_what_is_no_store_is_refused_in_one_line_and_left_as_it_was(
     told = shell(*verb, "--json", store=store)
 
     assert said.exit_code in (1, 2)
-    assert said.stderr.startswith("mainstay: ")
+    assert said.stderr.startswith("perdure: ")
     assert told.exit_code == said.exit_code
     assert json.loads(told.stdout)
     assert (store.read_bytes() if before else b"") == before
@@ -131,7 +131,7 @@ def test_an_id_of_nothing_is_refused_as_a_mistake_of_the_caller(store: Path, ver
         said, told = shell(*words, store=store), shell(*words, "--json", store=store)
 
         assert (wrong, said.exit_code, told.exit_code) == (wrong, 2, 2)
-        assert said.stderr.startswith("mainstay: ")
+        assert said.stderr.startswith("perdure: ")
         assert len(said.stderr) < 6000
         assert json.loads(told.stdout)["error"]["message"]
     assert [session["id"] for session in json.loads(shell("sessions", "--json", store=store).stdout)] == ["s"]

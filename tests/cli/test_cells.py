@@ -1,12 +1,12 @@
-"""`mainstay show` of a session whose model writes code."""
+"""`perdure show` of a session whose model writes code."""
 
 import asyncio
 from pathlib import Path
 from typing import Any
 
-from mainstay import Agent, Runtime, ToolCall, tool
-from mainstay.codemode import run_code
-from mainstay.testing import ScriptedModel
+from perdure import Agent, Runtime, ToolCall, tool
+from perdure.codemode import run_code
+from perdure.testing import ScriptedModel
 from tests.cli.shell import shell
 from tests.kit import SOON
 from tests.tools.coding import cell, coder

@@ -15,16 +15,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from mainstay import Agent, Runtime, ToolCall, ToolContext, tool
-from mainstay.cli.commands import command_end, notes_of
-from mainstay.cli.doctor import examine_processes
-from mainstay.cli.processes import progress_text
-from mainstay.commands.sandbox import IMPLEMENTATIONS, counts_processes, examine
-from mainstay.model.monitor import OutputCursor
-from mainstay.model.process import ProcessRecord, ProcessRow, Registration
-from mainstay.model.write import Register
-from mainstay.stores.sqlite import SqliteStore
-from mainstay.testing import ScriptedModel
+from perdure import Agent, Runtime, ToolCall, ToolContext, tool
+from perdure.cli.commands import command_end, notes_of
+from perdure.cli.doctor import examine_processes
+from perdure.cli.processes import progress_text
+from perdure.commands.sandbox import IMPLEMENTATIONS, counts_processes, examine
+from perdure.model.monitor import OutputCursor
+from perdure.model.process import ProcessRecord, ProcessRow, Registration
+from perdure.model.write import Register
+from perdure.stores.sqlite import SqliteStore
+from perdure.testing import ScriptedModel
 from tests.cli.shell import command, shell, shell_json, start
 from tests.kit import until
 

@@ -1,4 +1,4 @@
-"""`mainstay backup`, `mainstay restore`, and what doctor says of a copy."""
+"""`perdure backup`, `perdure restore`, and what doctor says of a copy."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mainstay import Agent, Runtime
+from perdure import Agent, Runtime
 from tests.cli.shell import process, shell, shell_json
 
 
@@ -31,7 +31,7 @@ def test_a_copy_is_made_named_by_doctor_and_restored(store: Path) -> None:
     looked = shell_json("doctor", store=copy)
     (need,) = looked["needs"]
     assert need["about"] == "store"
-    assert f"mainstay restore {copy}" in need["problem"]
+    assert f"perdure restore {copy}" in need["problem"]
     assert shell("sessions", store=copy).exit_code == 0
 
     assert shell("restore", copy).stdout.startswith(f"restored {copy}: its id is ")
@@ -57,7 +57,7 @@ def test_a_run_in_a_copy_says_what_to_do_and_does_not_hang(store: Path) -> None:
     ran = process("run", "sample_agents:helper", "and?", "--session", "another", store=copy)
 
     assert ran.returncode == 7, "queued"
-    assert "mainstay restore" in ran.stderr
+    assert "perdure restore" in ran.stderr
 
 
 def test_a_store_is_compacted(store: Path) -> None:

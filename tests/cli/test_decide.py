@@ -1,4 +1,4 @@
-"""`mainstay pending`, `approve`, `reject`, `settle` and `cancel`, also while a runtime runs elsewhere."""
+"""`perdure pending`, `approve`, `reject`, `settle` and `cancel`, also while a runtime runs elsewhere."""
 
 import asyncio
 import os
@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, Runtime, ToolCall, tool
-from mainstay.model.event import TurnCommitted
-from mainstay.model.tool import Cancelled, PreparedCall, ToolSpec
-from mainstay.testing import ScriptedModel
-from mainstay.tools.waiting import InputNeeded, ParkCall
+from perdure import Agent, Runtime, ToolCall, tool
+from perdure.model.event import TurnCommitted
+from perdure.model.tool import Cancelled, PreparedCall, ToolSpec
+from perdure.testing import ScriptedModel
+from perdure.tools.waiting import InputNeeded, ParkCall
 from tests.cli.sample_agents import helper
 from tests.cli.shell import process, say, shell, shell_json, start, wait_for_lines
 
@@ -42,7 +42,7 @@ def test_pending_lists_what_waits_in_the_whole_store(waiting: Path) -> None:
 
     assert [c["call_id"] for c in shell_json("pending", store=waiting)] == ["shop-2.1.1.0", "shop.1.1.0"]
     assert 'shop.1.1.0    approval   pay(item="tea")' in shown.stdout
-    assert "mainstay approve CALL" in shown.stdout
+    assert "perdure approve CALL" in shown.stdout
 
 
 class Booking:
@@ -71,20 +71,20 @@ NAME = {"properties": {"size": {"enum": ["s", "l"], "default": "s"}, "name": {"t
         (
             {"srv:when": {"message": "When?", "schema": HOUR, "url": ""}},
             "  hour (integer, minimum 0, may be left out): 24 h\n",
-            """mainstay answer s.1.1.0 '{"hour": …}'""",
+            """perdure answer s.1.1.0 '{"hour": …}'""",
         ),
         (
             {"when": {"message": "When?", "schema": HOUR}, "who": {"message": "Who?", "schema": NAME}},
             "when: When?\n  hour (integer, minimum 0, may be left out): 24 h\n"
             'who: Who?\n  name (string)\n  size (s | l, default "s", may be left out)\n',
-            """mainstay answer s.1.1.0 '{"when": {"hour": …}, "who": {"name": …}}'""",
+            """perdure answer s.1.1.0 '{"when": {"hour": …}, "who": {"name": …}}'""",
         ),
         (
             {"log in": {"message": "Log in", "schema": None, "url": "https://example.com/\nx"}},
             "  open https://example.com/�x\n",
-            "mainstay answer s.1.1.0 '{}'",
+            "perdure answer s.1.1.0 '{}'",
         ),
-        ({"it": {"message": "?", "schema": {"properties": [1], "required": 7}}}, "", "mainstay answer s.1.1.0 '{}'"),
+        ({"it": {"message": "?", "schema": {"properties": [1], "required": 7}}}, "", "perdure answer s.1.1.0 '{}'"),
         ({"it": {"message": "?", "schema": {"properties": {"a": True}}}}, "  a (anything", """'{"a": …}'"""),
     ],
     ids=["one part", "two parts", "a page", "no schema at all", "a field of any kind"],
@@ -118,8 +118,8 @@ def test_what_a_turn_waited_for_that_is_asked_to_stop_is_not_offered_any_more(wa
     assert shell("cancel", "shop", store=waiting).exit_code == 0  # nobody works on it, so it is not committed
 
     assert [c["call_id"] for c in shell_json("pending", store=waiting)] == ["shop-2.1.1.0"]
-    assert "mainstay approve" not in shell("show", "shop", store=waiting).stdout
-    assert "mainstay approve" in shell("show", "shop-2", store=waiting).stdout
+    assert "perdure approve" not in shell("show", "shop", store=waiting).stdout
+    assert "perdure approve" in shell("show", "shop-2", store=waiting).stdout
 
 
 async def test_an_approval_from_another_process_reaches_a_running_runtime(store: Path) -> None:
@@ -200,11 +200,11 @@ def test_a_value_that_is_no_json_is_refused_before_anything_is_written(waiting: 
 @pytest.mark.parametrize(
     ("args", "code", "words"),
     [
-        (["approve", "shop.1.1.9"], 2, "nothing waits under this id; `mainstay pending` lists"),
+        (["approve", "shop.1.1.9"], 2, "nothing waits under this id; `perdure pending` lists"),
         (["approve", "nobody.1.1.0"], 2, "there is no session 'nobody' in this store"),
         (["approve", "shop"], 2, "is not a call id: it looks like session.turn.step.index"),
-        (["settle", "shop.1.1.0", "done"], 2, "it waits for an approval; `mainstay pending` lists"),
-        (["answer", "shop.1.1.0", "{}"], 2, "it waits for an approval; `mainstay pending` lists"),
+        (["settle", "shop.1.1.0", "done"], 2, "it waits for an approval; `perdure pending` lists"),
+        (["answer", "shop.1.1.0", "{}"], 2, "it waits for an approval; `perdure pending` lists"),
         (["settle", "shop.1.1.0", "perhaps"], 2, "perhaps"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,

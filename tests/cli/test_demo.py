@@ -1,4 +1,4 @@
-"""`mainstay demo` without a terminal, its ledger and store counted again here; and the counting itself."""
+"""`perdure demo` without a terminal, its ledger and store counted again here; and the counting itself."""
 
 import json
 import re
@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from mainstay.examples.kill_and_resume import POINTS, DemoReport, Kill, count, points
-from mainstay.examples.trip import Line
-from mainstay.model.llm import Usage
-from mainstay.model.message import Message, Part, Text, ToolCall
-from mainstay.model.outcome import Finished
-from mainstay.model.record import Closed, Ended, Record, Replied, Said
-from mainstay.model.tool import Ok, OutcomeUnknown
+from perdure.examples.kill_and_resume import POINTS, DemoReport, Kill, count, points
+from perdure.examples.trip import Line
+from perdure.model.llm import Usage
+from perdure.model.message import Message, Part, Text, ToolCall
+from perdure.model.outcome import Finished
+from perdure.model.record import Closed, Ended, Record, Replied, Said
+from perdure.model.tool import Ok, OutcomeUnknown
 from tests.cli.shell import process
 
 ONCE = "charge_card"

@@ -1,4 +1,4 @@
-"""`mainstay doctor`: it finds what needs a person, on whole and on broken files."""
+"""`perdure doctor`: it finds what needs a person, on whole and on broken files."""
 
 import asyncio
 import hashlib
@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from mainstay import Agent, Image, Limit, Runtime, ToolCall, ToolContext, Workspace, tool
-from mainstay.model.codec import encode
-from mainstay.model.message import Message
-from mainstay.model.record import Said
-from mainstay.model.session import WorkerRow
-from mainstay.model.write import Accept, Beat, Claim, Release, Retire, SessionRef, TurnScope
-from mainstay.stores.sqlite import SqliteStore
-from mainstay.stores.sqlite.database import CHECKPOINT_WRITES
-from mainstay.stores.sqlite.locks import LockFile
-from mainstay.testing import FunctionModel, ScriptedModel
+from perdure import Agent, Image, Limit, Runtime, ToolCall, ToolContext, Workspace, tool
+from perdure.model.codec import encode
+from perdure.model.message import Message
+from perdure.model.record import Said
+from perdure.model.session import WorkerRow
+from perdure.model.write import Accept, Beat, Claim, Release, Retire, SessionRef, TurnScope
+from perdure.stores.sqlite import SqliteStore
+from perdure.stores.sqlite.database import CHECKPOINT_WRITES
+from perdure.stores.sqlite.locks import LockFile
+from perdure.testing import FunctionModel, ScriptedModel
 from tests.cli.sample_agents import helper
 from tests.cli.shell import say, shell, shell_json
 
@@ -130,7 +130,7 @@ def test_a_turn_that_waits_for_a_person_names_the_command(store: Path) -> None:
 
     assert result.exit_code == 1
     assert "shop.1: waits for approval of pay" in result.stdout
-    assert "→ mainstay approve shop.1.1.0 (or reject)" in result.stdout
+    assert "→ perdure approve shop.1.1.0 (or reject)" in result.stdout
 
 
 def test_a_command_that_waits_for_a_person_is_shown_on_lines_of_its_own(store: Path, tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_a_stuck_turn_is_shown_with_its_reason_and_what_to_do(store: Path) -> No
     [need] = shell_json("doctor", store=store)["needs"]
     assert result.exit_code == 1
     assert (need["about"], need["problem"]) == ("chat.1", "stuck: RuntimeError: the disk ate it")
-    assert "mainstay cancel chat" in need["advice"]
+    assert "perdure cancel chat" in need["advice"]
     assert "stuck: RuntimeError: the disk ate it" in shell("sessions", store=store).stdout
 
 
@@ -240,7 +240,7 @@ def test_a_file_of_a_newer_version_says_to_upgrade(store: Path) -> None:
 
     assert result.exit_code == 1
     assert "has schema 99" in result.stderr
-    assert "upgrade mainstay" in result.stderr
+    assert "upgrade perdure" in result.stderr
 
 
 def test_a_folder_is_no_store(store: Path) -> None:

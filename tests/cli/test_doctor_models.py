@@ -1,4 +1,4 @@
-"""`mainstay doctor AGENT`: which models cannot be asked from here, and what to set."""
+"""`perdure doctor AGENT`: which models cannot be asked from here, and what to set."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, Runtime
-from mainstay.providers.registry import SERVICES
-from mainstay.testing import ScriptedModel
+from perdure import Agent, Runtime
+from perdure.providers.registry import SERVICES
+from perdure.testing import ScriptedModel
 from tests.cli.shell import say, shell
 
 SECRET = "sk-very-secret-4711"
 
 AGENTS = """
-from mainstay import Agent
-from mainstay.providers.fallback import Fallback
-from mainstay.providers.registry import provider
+from perdure import Agent
+from perdure.providers.fallback import Fallback
+from perdure.providers.registry import provider
 
 claude = Agent("anthropic:claude-x")
 given = Agent(provider("openai:gpt-x", key=lambda: "k"))

@@ -1,14 +1,14 @@
-"""`mainstay doctor` on processes: it names what is stuck, what nobody takes up, and who was not told."""
+"""`perdure doctor` on processes: it names what is stuck, what nobody takes up, and who was not told."""
 
 import asyncio
 import time
 from pathlib import Path
 
-from mainstay import ProcessContext, Runtime, ToolContext, process, tool
-from mainstay.model.command import CommandResult
-from mainstay.model.process import Registration, Success, WaitOn, WakeTarget
-from mainstay.model.write import Advance, Dismiss, ProcessScope, Register, Release
-from mainstay.stores.sqlite import SqliteStore
+from perdure import ProcessContext, Runtime, ToolContext, process, tool
+from perdure.model.command import CommandResult
+from perdure.model.process import Registration, Success, WaitOn, WakeTarget
+from perdure.model.write import Advance, Dismiss, ProcessScope, Register, Release
+from perdure.stores.sqlite import SqliteStore
 from tests.cli.sample_processes import doubled, napping, parked, prepare, write
 from tests.cli.shell import say, shell, shell_json
 from tests.kit import agent_calling
@@ -58,7 +58,7 @@ def test_a_stuck_process_is_shown_with_its_reason_and_what_to_do(store: Path) ->
     result = shell("doctor", store=store)
     assert result.exit_code == 1
     assert "p-1: stuck: its code has changed" in result.stdout
-    assert "then `mainstay processes resume p-1`, or end it with `mainstay cancel p-1`" in result.stdout
+    assert "then `perdure processes resume p-1`, or end it with `perdure cancel p-1`" in result.stdout
 
 
 def test_many_stuck_processes_are_counted_after_the_first_ten(store: Path) -> None:
@@ -148,7 +148,7 @@ def test_wakes_that_do_not_arrive_are_named(store: Path) -> None:
     assert "wakes: 2 pending, 1 discarded" in result.stdout
     assert "session chat: 2 wakes wait for 2 min to be delivered" in result.stdout
     assert "session chat: 1 wake was discarded: its agent is unknown" in result.stdout
-    assert "mainstay processes redrive " in result.stdout
+    assert "perdure processes redrive " in result.stdout
 
 
 def test_wakes_for_a_deleted_session_need_nobody(store: Path) -> None:

@@ -1,4 +1,4 @@
-"""`mainstay run` and `call` with a Runtime in place of an agent: deps, limits and the store are the host's."""
+"""`perdure run` and `call` with a Runtime in place of an agent: deps, limits and the store are the host's."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ def test_run_has_the_deps_the_limits_and_the_store_of_the_runtime(store: Path) -
     assert (first.exit_code, first.stdout) == (0, "it is Ada\n")
     assert (second.exit_code, second.stdout) == (0, "who goes there?\n")
     assert third.exit_code == 5
-    assert third.stderr == "mainstay: turn a.2: limit_reached: 2 of 2 turns are spent by all\n"
+    assert third.stderr == "perdure: turn a.2: limit_reached: 2 of 2 turns are spent by all\n"
     assert {row["id"]: row["agent"] for row in shell_json("sessions", store=store)} == {
         "a": "clerk",
         "b": "guard",

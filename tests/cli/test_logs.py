@@ -1,4 +1,4 @@
-"""`mainstay logs` and `mainstay processes result`: events as they happen, from another OS process."""
+"""`perdure logs` and `perdure processes result`: events as they happen, from another OS process."""
 
 import asyncio
 import json
@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from mainstay import Runtime
-from mainstay.model.process import Registration
-from mainstay.model.write import ProcessScope, Register, Release
-from mainstay.stores.sqlite import SqliteStore
+from perdure import Runtime
+from perdure.model.process import Registration
+from perdure.model.write import ProcessScope, Register, Release
+from perdure.stores.sqlite import SqliteStore
 from tests.cli.sample_processes import ALL, approved, broken, doubled, napping, parked, prepare, write
 from tests.cli.shell import shell, shell_json, start
 
@@ -123,7 +123,7 @@ def test_an_unknown_process_is_a_usage_error(worked: Path) -> None:
     result = shell("logs", "nobody", store=worked)
 
     assert result.exit_code == 2
-    assert "process 'nobody': there is no such process in this store; `mainstay ps --all` shows" in result.stderr
+    assert "process 'nobody': there is no such process in this store; `perdure ps --all` shows" in result.stderr
 
 
 # ---------------------------------------------------------------------- result
@@ -169,11 +169,11 @@ def test_the_exit_code_says_how_it_ended(store: Path) -> None:
     failed, cancelled = (shell("processes", "result", name, store=store) for name in ("b-1", "n-1"))
     assert (failed.exit_code, cancelled.exit_code) == (1, 4)
     said, first, *where = failed.stderr.splitlines()
-    assert said == "mainstay: process 'b-1' failed: raised: ValueError: no such order"
+    assert said == "perdure: process 'b-1' failed: raised: ValueError: no such order"
     assert first == "Traceback (most recent call last):"
     assert where[0].endswith("in broken")
     assert where[-1] == "ValueError: no such order"
-    assert cancelled.stderr == "mainstay: process 'n-1' was cancelled by kim: enough\n"
+    assert cancelled.stderr == "perdure: process 'n-1' was cancelled by kim: enough\n"
 
 
 def test_a_stuck_process_is_not_waited_for(store: Path) -> None:
@@ -187,4 +187,4 @@ def test_a_stuck_process_is_not_waited_for(store: Path) -> None:
     result = shell("processes", "result", "p-1", store=store)
     assert result.exit_code == 1
     assert "process 'p-1' is stuck (it diverged)" in result.stderr
-    assert "mainstay processes resume p-1" in result.stderr
+    assert "perdure processes resume p-1" in result.stderr

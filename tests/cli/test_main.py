@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mainstay import __version__
+from perdure import __version__
 from tests.cli.shell import shell
 
 COMMANDS = ["demo", "run", "sessions", "show", "pending", "doctor", "fork", "delete"]
@@ -42,16 +42,16 @@ def test_run_documents_its_exit_codes() -> None:
 
 
 def test_the_package_run_as_a_module_is_the_command(store: Path) -> None:
-    program = [sys.executable, "-m", "mainstay", "sessions", "--store", str(store)]
+    program = [sys.executable, "-m", "perdure", "sessions", "--store", str(store)]
 
     ended = subprocess.run(program, capture_output=True, text=True, check=False)
 
     assert ended.returncode == 2
-    assert ended.stderr.startswith(f"mainstay: there is no store at {store}")
+    assert ended.stderr.startswith(f"perdure: there is no store at {store}")
 
 
 def test_importing_the_module_that_is_run_runs_nothing() -> None:
-    program = "import sys, mainstay.__main__; print('typer' in sys.modules)"
+    program = "import sys, perdure.__main__; print('typer' in sys.modules)"
 
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
 
@@ -60,12 +60,12 @@ def test_importing_the_module_that_is_run_runs_nothing() -> None:
 
 @pytest.mark.parametrize("missing", ["typer", "rich"])
 def test_without_the_extra_it_says_in_one_line_what_to_install(missing: str) -> None:
-    program = f"import sys; sys.modules['{missing}'] = None; from mainstay.cli import main; main()"
+    program = f"import sys; sys.modules['{missing}'] = None; from perdure.cli import main; main()"
 
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
 
     assert ended.returncode == 2
-    assert ended.stderr == f"mainstay: the command line needs {missing}: pip install 'mainstay[cli]'\n"
+    assert ended.stderr == f"perdure: the command line needs {missing}: pip install 'perdure[cli]'\n"
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_no_command_makes_a_store_by_looking_for_one(args: list[str], store: Pat
     result = shell(*args, store=store)
 
     assert result.exit_code == 2
-    assert result.stderr.startswith(f"mainstay: there is no store at {store}")
+    assert result.stderr.startswith(f"perdure: there is no store at {store}")
     assert list(store.parent.iterdir()) == []
 
 
@@ -119,4 +119,4 @@ def test_errors_are_json_for_machines(store: Path) -> None:
 
 
 def test_it_tells_its_version() -> None:
-    assert shell("--version") == (0, f"mainstay {__version__}\n", "")
+    assert shell("--version") == (0, f"perdure {__version__}\n", "")

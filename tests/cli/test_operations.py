@@ -1,4 +1,4 @@
-"""`mainstay operations` and `mainstay call`, also while a runtime runs elsewhere."""
+"""`perdure operations` and `perdure call`, also while a runtime runs elsewhere."""
 
 import asyncio
 import json
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mainstay import Runtime
+from perdure import Runtime
 from tests.cli.sample_agents import noting
 from tests.cli.shell import process, shell, shell_json
 
@@ -78,7 +78,7 @@ def test_turn_that_a_command_queues_runs_and_is_reported(kitchen: Path) -> None:
     [turn] = shell_json("call", AGENT, "notes.add", args, "-s", "kitchen", store=kitchen)["turns"]
 
     assert (told.exit_code, told.stdout) == (0, "1\n")
-    assert told.stderr == "mainstay: turn kitchen.2: finished: you said noted tea, message 3\n"
+    assert told.stderr == "perdure: turn kitchen.2: finished: you said noted tea, message 3\n"
     assert (turn["turn_id"], turn["text"]) == ("kitchen.2", "you said noted tea, message 3"), "the same key"
 
 

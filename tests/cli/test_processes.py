@@ -1,4 +1,4 @@
-"""`mainstay ps`, `signal`, `cancel` and `mainstay processes …`: other OS processes' work, by id or handle."""
+"""`perdure ps`, `signal`, `cancel` and `perdure processes …`: other OS processes' work, by id or handle."""
 
 import asyncio
 import json
@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from mainstay import Runtime
-from mainstay.cli.processes import seconds_of
-from mainstay.model.process import Cancelled, Registration, Success, WakeTarget
-from mainstay.model.session import WorkerRow
-from mainstay.model.write import Advance, Beat, Claim, Dismiss, ProcessRef, ProcessScope, Register, Release
-from mainstay.stores.sqlite import SqliteStore
+from perdure import Runtime
+from perdure.cli.processes import seconds_of
+from perdure.model.process import Cancelled, Registration, Success, WakeTarget
+from perdure.model.session import WorkerRow
+from perdure.model.write import Advance, Beat, Claim, Dismiss, ProcessRef, ProcessScope, Register, Release
+from perdure.stores.sqlite import SqliteStore
 from tests.cli.sample_processes import ALL, approved, broken, doubled, napping, parked, prepare, write
 from tests.cli.shell import say, shell, shell_json
 
@@ -218,7 +218,7 @@ def test_a_signal_with_a_key_is_sent_once(worked: Path) -> None:
         (["a-1", "approve", '{"by": 7}'], 2, "the payload of 'signal.approve' does not fit"),
         (["a-1", "reject"], 2, "takes no signal 'reject'; it takes: approve, go"),
         (["d-1", "go"], 1, "process 'd-1' is completed: nothing more can happen to it"),
-        (["nobody", "go"], 2, "process 'nobody': there is no such process in this store; `mainstay ps --all` shows"),
+        (["nobody", "go"], 2, "process 'nobody': there is no such process in this store; `perdure ps --all` shows"),
         (["", "go"], 2, "process id '' is not usable"),
         (['{"__handle__": "process"}', "go"], 2, "Invalid process handle: missing `id`"),
         (['{"id": "a-1"}', "go"], 2, "Invalid process handle: missing `__handle__`"),
@@ -288,8 +288,8 @@ def test_an_id_of_neither_is_a_usage_error(worked: Path) -> None:
     result = shell("cancel", "nobody", store=worked)
 
     assert result.exit_code == 2
-    assert "there is no session 'nobody' in this store: `mainstay sessions` shows what is" in result.stderr
-    assert "nor a process: `mainstay ps` shows those" in result.stderr
+    assert "there is no session 'nobody' in this store: `perdure sessions` shows what is" in result.stderr
+    assert "nor a process: `perdure ps` shows those" in result.stderr
 
 
 # ---------------------------------------------------------------------- keeping house

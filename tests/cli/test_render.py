@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from mainstay.cli import render
-from mainstay.cli.render import as_json, brief, call_text, on_one_line, safe, styled, table, text_line, whole_call
-from mainstay.cli.run import LiveTurn
-from mainstay.model.event import ToolFinished
-from mainstay.model.tool import Failed
+from perdure.cli import render
+from perdure.cli.render import as_json, brief, call_text, on_one_line, safe, styled, table, text_line, whole_call
+from perdure.cli.run import LiveTurn
+from perdure.model.event import ToolFinished
+from perdure.model.tool import Failed
 
 HEADERS = ["process", "what", "status", "age", "worker", "waits for, or how it ended"]
 ROWS = [

@@ -1,4 +1,4 @@
-"""`mainstay run`: what it prints, how it exits, and what a signal does."""
+"""`perdure run`: what it prints, how it exits, and what a signal does."""
 
 import json
 import os
@@ -58,7 +58,7 @@ def test_the_prompt_may_come_from_stdin(dash: list[str], store: Path) -> None:
 def test_an_empty_prompt_is_a_usage_error(store: Path) -> None:
     ended = shell("run", "sample_agents:helper", store=store, stdin="")
 
-    assert (ended.exit_code, ended.stderr) == (2, "mainstay: the input is empty: say something\n")
+    assert (ended.exit_code, ended.stderr) == (2, "perdure: the input is empty: say something\n")
 
 
 def test_json_is_one_object_with_everything(store: Path) -> None:
@@ -140,7 +140,7 @@ def test_no_color_is_respected(store: Path) -> None:
     ("agent", "prompt", "code", "words"),
     [
         ("failing", "x", 1, "provider_failed: the key is not valid"),
-        ("helper", "pay", 3, 'pay(item="tea") asks for approval: mainstay approve chat.1.1.0 (or reject)'),
+        ("helper", "pay", 3, 'pay(item="tea") asks for approval: perdure approve chat.1.1.0 (or reject)'),
         ("endless", "x", 5, "budget_spent: steps"),
         ("short", "x", 6, "incomplete: length"),
     ],
@@ -160,7 +160,7 @@ def test_a_turn_behind_one_that_waits_is_shown_as_queued(store: Path) -> None:
 
     assert (ended.exit_code, ended.stdout) == (7, "")
     assert "turn chat.2 is queued: turn chat.1 waits for an answer to pay (chat.1.1.0)" in ended.stderr
-    assert 'pay(item="tea") asks for approval: mainstay approve chat.1.1.0 (or reject)' in ended.stderr
+    assert 'pay(item="tea") asks for approval: perdure approve chat.1.1.0 (or reject)' in ended.stderr
     assert (told["turn_id"], told["outcome"]["kind"], told["outcome"]["behind"]) == ("chat.3", "queued", "chat.1")
     assert [call["call_id"] for call in told["outcome"]["calls"]] == ["chat.1.1.0"]
 

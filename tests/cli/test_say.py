@@ -1,10 +1,10 @@
-"""`mainstay send` and `mainstay steer`: said from one process, heard in another."""
+"""`perdure send` and `perdure steer`: said from one process, heard in another."""
 
 import asyncio
 from pathlib import Path
 
-from mainstay import Agent, ModelRequest, Runtime, ToolCall, tool
-from mainstay.testing import FunctionModel
+from perdure import Agent, ModelRequest, Runtime, ToolCall, tool
+from perdure.testing import FunctionModel
 from tests.cli.shell import process, say, shell, shell_json
 from tests.kit import SOON, noticed
 
@@ -80,5 +80,5 @@ def test_nothing_is_said_past_the_filters_of_an_agent(store: Path) -> None:
     assert ran.stdout == "you said it is [secret], message 1\n"
     assert sent.exit_code == 1
     assert "inputs of agent 'masked' pass filters before they are stored" in sent.stderr
-    assert "`mainstay run MODULE:AGENT` has them" in sent.stderr
+    assert "`perdure run MODULE:AGENT` has them" in sent.stderr
     assert [each.name for each in files if b"hunter2" in each.read_bytes()] == []

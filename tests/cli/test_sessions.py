@@ -1,12 +1,12 @@
-"""`mainstay sessions`, `show`, `fork` and `delete` on real files."""
+"""`perdure sessions`, `show`, `fork` and `delete` on real files."""
 
 import asyncio
 from pathlib import Path
 
 import pytest
 
-from mainstay import Agent, Runtime, ToolCall, tool
-from mainstay.testing import ScriptedModel
+from perdure import Agent, Runtime, ToolCall, tool
+from perdure.testing import ScriptedModel
 from tests.cli.shell import prepare, say, shell, shell_json
 from tests.kit import until
 
@@ -104,7 +104,7 @@ def test_metadata_and_title_are_shown(described: Path) -> None:
         (["=x"], "say KEY=VALUE"),
         (["a=[1]"], "text, a number or a truth value"),
         (["a=null"], "leave out the unknown"),
-        (["mainstay.x=1"], "Mainstay's own"),
+        (["perdure.x=1"], "Perdure's own"),
         (["a=1", "a=2"], "twice"),
     ],
 )
@@ -194,7 +194,7 @@ def test_show_tells_what_an_open_turn_waits_for(talked: Path) -> None:
     result = shell("show", "shop", store=talked)
 
     assert '  … pay(item="tea")\n  parked · 1 model call' in result.stdout
-    assert 'for approval of pay(item="tea")\n    mainstay approve shop.1.1.0   (or reject)\n' in result.stdout
+    assert 'for approval of pay(item="tea")\n    perdure approve shop.1.1.0   (or reject)\n' in result.stdout
 
 
 def test_show_json_has_turns_the_open_one_and_what_waits(talked: Path) -> None:
@@ -247,7 +247,7 @@ def test_an_unknown_session_is_a_usage_error(command: list[str], talked: Path) -
     result = shell(*command, "nobody", store=talked)
 
     assert result.exit_code == 2
-    assert "there is no session 'nobody' in this store: `mainstay sessions` shows what is" in result.stderr
+    assert "there is no session 'nobody' in this store: `perdure sessions` shows what is" in result.stderr
 
 
 # ---------------------------------------------------------------------- fork and delete

@@ -1,9 +1,9 @@
-"""`mainstay processes steps`: what a durable function has done, and what it is at."""
+"""`perdure processes steps`: what a durable function has done, and what it is at."""
 
 import asyncio
 from pathlib import Path
 
-from mainstay import ProcessContext, Runtime, process
+from perdure import ProcessContext, Runtime, process
 from tests.cli.sample_processes import parked, prepare
 from tests.cli.shell import shell, shell_json
 

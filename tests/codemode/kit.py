@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from mainstay.codemode.cpython import CPythonExecutor
-from mainstay.codemode.monty import MontyExecutor
-from mainstay.commands.bound import PipedCommands
-from mainstay.commands.engine import CommandEngine
-from mainstay.commands.sandbox import IMPLEMENTATIONS, examine
-from mainstay.model.code import CellEnd, CodeAnswer, CodeCall, CodeLimits, CodeStep, CPython, Given, Paused
-from mainstay.model.command import CommandSettings
-from mainstay.model.tool import ToolSpec
-from mainstay.ports.code import Repl
-from mainstay.stores import open_store
+from perdure.codemode.cpython import CPythonExecutor
+from perdure.codemode.monty import MontyExecutor
+from perdure.commands.bound import PipedCommands
+from perdure.commands.engine import CommandEngine
+from perdure.commands.sandbox import IMPLEMENTATIONS, examine
+from perdure.model.code import CellEnd, CodeAnswer, CodeCall, CodeLimits, CodeStep, CPython, Given, Paused
+from perdure.model.command import CommandSettings
+from perdure.model.tool import ToolSpec
+from perdure.ports.code import Repl
+from perdure.stores import open_store
 
 KEY = b"0123456789abcdef0123456789abcdef"
 AT = 1_700_000_000_000

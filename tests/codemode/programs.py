@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from mainstay.model.code import CodeAnswer, CodeCall, CodeStep, Given, Paused, Raise
-from mainstay.ports.code import Executor, Repl
+from perdure.model.code import CodeAnswer, CodeCall, CodeStep, Given, Paused, Raise
+from perdure.ports.code import Executor, Repl
 from tests.codemode.kit import AT, tool
 from tests.fuzzing import cases
 

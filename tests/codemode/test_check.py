@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from mainstay.codemode.check import CellCode, CellVerdict, TypeFinding, judge, read_cell, read_diagnostics
-from mainstay.codemode.stubs import Functions
-from mainstay.ports.code import Executor
+from perdure.codemode.check import CellCode, CellVerdict, TypeFinding, judge, read_cell, read_diagnostics
+from perdure.codemode.stubs import Functions
+from perdure.ports.code import Executor
 from tests.codemode.kit import TOOLS, executing, run, tool
 
 CALLS = Functions(TOOLS).asynchronous

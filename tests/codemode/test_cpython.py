@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from mainstay.codemode.cpython import CPythonExecutor, check_cpython
-from mainstay.commands.bound import PipedCommands
-from mainstay.commands.engine import CommandEngine
-from mainstay.commands.sandbox import IMPLEMENTATIONS, Sandbox
-from mainstay.errors import CommandsUnavailable, DumpRefused, InvalidDefinition, RuntimeClosed
-from mainstay.model.code import CellEnd, CodeLimits, CPython, Given, Paused
-from mainstay.model.command import Command, CommandSettings
-from mainstay.model.sandbox import Implementation
-from mainstay.ports.bound import BoundCommand
-from mainstay.ports.code import Repl
-from mainstay.stores import open_store
+from perdure.codemode.cpython import CPythonExecutor, check_cpython
+from perdure.commands.bound import PipedCommands
+from perdure.commands.engine import CommandEngine
+from perdure.commands.sandbox import IMPLEMENTATIONS, Sandbox
+from perdure.errors import CommandsUnavailable, DumpRefused, InvalidDefinition, RuntimeClosed
+from perdure.model.code import CellEnd, CodeLimits, CPython, Given, Paused
+from perdure.model.command import Command, CommandSettings
+from perdure.model.sandbox import Implementation
+from perdure.ports.bound import BoundCommand
+from perdure.ports.code import Repl
+from perdure.stores import open_store
 from tests.codemode.kit import AT, TOOLS, cpython, run
 from tests.codemode.programs import PROGRAMS, answer, chosen
 from tests.codemode.programs import TOOLS as PROGRAM_TOOLS

@@ -15,12 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from mainstay.codemode.dumps import DumpHeader, SealedDump, fitting, key_beside, seal, unseal
-from mainstay.codemode.inside.values import EARLIER
-from mainstay.codemode.monty import MontyExecutor
-from mainstay.codemode.worker import POLICY, VERSION
-from mainstay.errors import DumpRefused, InvalidDefinition, StoreUnavailable
-from mainstay.model.code import CellEnd, CodeCall, CodeLimits, Given, Paused
+from perdure.codemode.dumps import DumpHeader, SealedDump, fitting, key_beside, seal, unseal
+from perdure.codemode.inside.values import EARLIER
+from perdure.codemode.monty import MontyExecutor
+from perdure.codemode.worker import POLICY, VERSION
+from perdure.errors import DumpRefused, InvalidDefinition, StoreUnavailable
+from perdure.model.code import CellEnd, CodeCall, CodeLimits, Given, Paused
 from tests.codemode.kit import AT, KEY, TOOLS, executing, run
 
 HEADER = DumpHeader("s.1.4", "monty", "1.4.0", "p", CodeLimits(), names=("x",), base=3)

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from mainstay.model.code import CodeLimits
-from mainstay.ports.code import Executor, Repl
+from perdure.model.code import CodeLimits
+from perdure.ports.code import Executor, Repl
 from tests.codemode.kit import cpython, executing, run
 
 LIMITS = CodeLimits(memory=30_000_000, output=100_000, recursion=200)
@@ -43,7 +43,7 @@ async def executor() -> AsyncIterator[Executor]:
         "import ctypes",
         "import urllib.request",
         "import pydantic_monty",
-        "import mainstay",
+        "import perdure",
         "from importlib import import_module",
         "__import__('os').system('id')",
         # Walks to what lies behind
@@ -149,7 +149,7 @@ OUTSIDE = [
     "import socket\nsocket.getaddrinfo('example.org', 80)",
     "import socket\ns = socket.socket(socket.AF_UNIX)\ns.connect('/run/x')",
     # Ours
-    "import mainstay",
+    "import perdure",
     "import msgspec",
     "breakpoint()",
     "input()",
@@ -210,7 +210,7 @@ async def test_walks_to_what_lies_behind_find_nothing_but_python(kept: Repl) -> 
     code = """
 import ctypes, gc, inspect, sys
 walked = [().__class__.__bases__[0].__subclasses__(), search.__globals__, sys._getframe().f_back, gc.get_objects()]
-found = [each for each in sys.modules if each.startswith(('mainstay', 'msgspec', 'tests'))]
-(found, sys.argv, [path for path in sys.path if 'site-packages' in path or 'mainstay' in path])
+found = [each for each in sys.modules if each.startswith(('perdure', 'msgspec', 'tests'))]
+(found, sys.argv, [path for path in sys.path if 'site-packages' in path or 'perdure' in path])
 """
     assert (await run(kept, code, check=False)).end.value == "([], [''], [])"

@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from mainstay.codemode.inside.values import EARLIER
-from mainstay.errors import InternalError
-from mainstay.model.code import CellEnd, CodeAnswer, CodeCall, CodeLimits, Given, Paused, Raise, StopCell
-from mainstay.ports.code import Executor, Repl
+from perdure.codemode.inside.values import EARLIER
+from perdure.errors import InternalError
+from perdure.model.code import CellEnd, CodeAnswer, CodeCall, CodeLimits, Given, Paused, Raise, StopCell
+from perdure.ports.code import Executor, Repl
 from tests.codemode.kit import AT, KINDS, TOOLS, either, go_on, run, tool
 
 

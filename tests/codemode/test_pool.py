@@ -16,12 +16,12 @@ from typing import Any
 import pydantic_monty
 import pytest
 
-from mainstay.codemode import monty as module
-from mainstay.codemode.dumps import CellState
-from mainstay.codemode.stubs import Functions
-from mainstay.codemode.worker import LOST, MontyCell, MontyWorker
-from mainstay.errors import DumpRefused, InvalidDefinition, RuntimeClosed
-from mainstay.model.code import CellEnd, CodeLimits, Given, Paused
+from perdure.codemode import monty as module
+from perdure.codemode.dumps import CellState
+from perdure.codemode.stubs import Functions
+from perdure.codemode.worker import LOST, MontyCell, MontyWorker
+from perdure.errors import DumpRefused, InvalidDefinition, RuntimeClosed
+from perdure.model.code import CellEnd, CodeLimits, Given, Paused
 from tests.codemode.kit import AT, TOOLS, executing, run
 from tests.kit import SOON, until
 
@@ -200,7 +200,7 @@ async def test_closing_ends_every_worker_and_thread() -> None:
         await waits.begin("await search('a')", TOOLS, at=AT, seed="s")
         assert _children() - others
 
-    assert [thread.name for thread in threading.enumerate() if thread.name.startswith("mainstay-code")] == []
+    assert [thread.name for thread in threading.enumerate() if thread.name.startswith("perdure-code")] == []
     assert _children() - others == set()
     with pytest.raises(RuntimeClosed):
         await executor.open()
@@ -221,7 +221,7 @@ async def test_closing_ends_who_waits_for_a_worker() -> None:
 
 
 def test_the_core_imports_nothing_of_the_sandbox() -> None:
-    code = "import mainstay, sys, mainstay.codemode; sys.exit('pydantic_monty' in sys.modules)"
+    code = "import perdure, sys, perdure.codemode; sys.exit('pydantic_monty' in sys.modules)"
 
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
@@ -234,11 +234,11 @@ class Missing:
         if name == "pydantic_monty":
             raise ModuleNotFoundError(name)
 sys.meta_path.insert(0, Missing())
-from mainstay.errors import MissingExtra
+from perdure.errors import MissingExtra
 try:
-    import mainstay.codemode.monty
+    import perdure.codemode.monty
 except MissingExtra as error:
-    assert str(error) == "code mode needs mainstay[code], which is not installed: pip install mainstay[code]", error
+    assert str(error) == "code mode needs perdure[code], which is not installed: pip install perdure[code]", error
 else:
     sys.exit("imported")
 """
@@ -248,8 +248,8 @@ else:
 
 HOST = """
 import asyncio, os, pathlib
-from mainstay.codemode.monty import MontyExecutor
-from mainstay.model.code import CodeLimits
+from perdure.codemode.monty import MontyExecutor
+from perdure.model.code import CodeLimits
 
 async def main():
     executor = MontyExecutor(key=bytes(32), workers=1, limits=CodeLimits(seconds=3600))

@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from mainstay.model.code import CodeCall, Paused
-from mainstay.ports.code import Executor
+from perdure.model.code import CodeCall, Paused
+from perdure.ports.code import Executor
 from tests.codemode.kit import AT, cpython, executing
 from tests.codemode.other_process import Saved
 from tests.codemode.programs import PROGRAMS, TOOLS, Program, Trace, answer, begin, chosen, finish

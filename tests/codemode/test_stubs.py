@@ -6,7 +6,7 @@ import ast
 
 import pytest
 
-from mainstay.codemode.stubs import Functions, identifier, shown
+from perdure.codemode.stubs import Functions, identifier, shown
 from tests.codemode.kit import TOOLS, tool
 
 

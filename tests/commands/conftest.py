@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from mainstay.commands.job import Job, StartedCommand, Status
-from mainstay.commands.sandbox import IMPLEMENTATIONS, examine, rules_of
-from mainstay.commands.spawner import Spawner, SpawnFailed, StartRequest, check
-from mainstay.model.sandbox import Confinement, Implementation
+from perdure.commands.job import Job, StartedCommand, Status
+from perdure.commands.sandbox import IMPLEMENTATIONS, examine, rules_of
+from perdure.commands.spawner import Spawner, SpawnFailed, StartRequest, check
+from perdure.model.sandbox import Confinement, Implementation
 from tests.kit import SOON
 from tests.programs import bubblewrap, missing
 
@@ -31,7 +31,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="commands run on Linux"))
 
 
-WHOLE = os.environ.get("MAINSTAY_COMMANDS") == "whole"
+WHOLE = os.environ.get("PERDURE_COMMANDS") == "whole"
 
 
 def size(part: int, whole: int) -> int:
@@ -143,11 +143,11 @@ def left_behind(folder: Path) -> list[str]:
             name = text.partition(b"(")[2].rpartition(b")")[0]
             if state in b"ZX":
                 continue
-            where = os.readlink(f"/proc/{pid}/cwd") if name == b"mainstay-shim" else ""
+            where = os.readlink(f"/proc/{pid}/cwd") if name == b"perdure-shim" else ""
             marked = MARK.encode() in Path(f"/proc/{pid}/environ").read_bytes()
         except OSError:
             continue
-        spawner = name == b"mainstay-spawn" and int(parent) == os.getpid()
+        spawner = name == b"perdure-spawn" and int(parent) == os.getpid()
         if marked or spawner or (where and Path(where).is_relative_to(folder)):
             found.append(f"{pid} {name.decode()}")
     return found
@@ -160,7 +160,7 @@ def require(how: Implementation, monkeypatch: pytest.MonkeyPatch) -> None:
     """Skip where this machine has no such sandbox, unless it is required. One that can be made, and lets something
     through, is our fault: its tests run, and fail."""
     if how == "bubblewrap":
-        monkeypatch.setenv("MAINSTAY_BWRAP", str(bubblewrap()))
+        monkeypatch.setenv("PERDURE_BWRAP", str(bubblewrap()))
     found = examine(how)
     if found.refused and not found.attacks:
         missing(how, found.refused)

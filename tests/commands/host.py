@@ -18,10 +18,10 @@ import sys
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mainstay import Runtime, Workspace
-from mainstay.lifecycle.process import EXTERNAL_REF_SET
-from mainstay.model.write import Advance, Register, Write
-from mainstay.stores.sqlite import SqliteStore
+from perdure import Runtime, Workspace
+from perdure.lifecycle.process import EXTERNAL_REF_SET
+from perdure.model.write import Advance, Register, Write
+from perdure.stores.sqlite import SqliteStore
 
 R = TypeVar("R")
 
@@ -91,7 +91,7 @@ class Noticed(logging.Handler):
 
 async def starve(path: str) -> None:
     noticed, taken = Noticed(), list[int]()
-    logging.getLogger("mainstay.commands").addHandler(noticed)
+    logging.getLogger("perdure.commands").addHandler(noticed)
     async with Runtime(path) as runtime:
         handle = await runtime.command(["sleep", "600"])
         pid = (await handle.record()).record.external_ref["pid"]

@@ -3,9 +3,9 @@
 import asyncio
 import sys
 
-from mainstay import Agent, Runtime
-from mainstay.model.monitor import MonitorSpec
-from mainstay.testing import FunctionModel
+from perdure import Agent, Runtime
+from perdure.model.monitor import MonitorSpec
+from perdure.testing import FunctionModel
 
 
 def agent() -> Agent[str]:

@@ -4,10 +4,10 @@ import asyncio
 import sys
 from collections.abc import Iterable
 
-from mainstay import Agent, Plugin, Runtime
-from mainstay.model.monitor import MonitorSpec
-from mainstay.plugins import SessionContext
-from mainstay.testing import FunctionModel
+from perdure import Agent, Plugin, Runtime
+from perdure.model.monitor import MonitorSpec
+from perdure.plugins import SessionContext
+from perdure.testing import FunctionModel
 
 
 class Watching(Plugin):

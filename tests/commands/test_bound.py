@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from mainstay.commands.bound import OWNER, PipedCommand, PipedCommands
-from mainstay.commands.engine import CommandEngine
-from mainstay.commands.job import Job
-from mainstay.commands.shim import stat_of
-from mainstay.errors import CommandsUnavailable, InvalidCommand
-from mainstay.model.command import Command, CommandSettings
-from mainstay.model.sandbox import Confinement
-from mainstay.stores import open_store
+from perdure.commands.bound import OWNER, PipedCommand, PipedCommands
+from perdure.commands.engine import CommandEngine
+from perdure.commands.job import Job
+from perdure.commands.shim import stat_of
+from perdure.errors import CommandsUnavailable, InvalidCommand
+from perdure.model.command import Command, CommandSettings
+from perdure.model.sandbox import Confinement
+from perdure.stores import open_store
 from tests.commands.conftest import MARK
 from tests.kit import until
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from mainstay import Runtime
-from mainstay.examples.coder import SHOP, write_project
-from mainstay.model.tool import Ok
+from perdure import Runtime
+from perdure.examples.coder import SHOP, write_project
+from perdure.model.tool import Ok
 from tests.commands.conftest import size
 
 FIXED = SHOP.replace("whole > 100", "whole >= 100")
@@ -20,7 +20,7 @@ KILLS = 3
 
 
 def begin(folder: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "mainstay.examples.coder", str(folder), "--unsandboxed"]
+    command = [sys.executable, "-m", "perdure.examples.coder", str(folder), "--unsandboxed"]
     with (folder / "coder.log").open("ab") as log:
         return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=os.environ)
 

@@ -11,9 +11,9 @@ from typing import Any, cast
 
 import pytest
 
-from mainstay import Agent, ProcessContext, ProcessHandle, Runtime, ToolContext, process, tool
-from mainstay.commands.job import Job
-from mainstay.errors import (
+from perdure import Agent, ProcessContext, ProcessHandle, Runtime, ToolContext, process, tool
+from perdure.commands.job import Job
+from perdure.errors import (
     CommandsUnavailable,
     InvalidCommand,
     InvalidInput,
@@ -24,11 +24,11 @@ from mainstay.errors import (
     UndeclaredEvent,
     UnknownProcess,
 )
-from mainstay.lifecycle.process import session_parent
-from mainstay.model.command import CommandResult, CommandSettings
-from mainstay.model.process import Abandoned, Cancelled, Registration, Success
-from mainstay.stores.blobs import FileBlobs
-from mainstay.testing import FunctionModel
+from perdure.lifecycle.process import session_parent
+from perdure.model.command import CommandResult, CommandSettings
+from perdure.model.process import Abandoned, Cancelled, Registration, Success
+from perdure.stores.blobs import FileBlobs
+from perdure.testing import FunctionModel
 from tests.commands.host import lives
 from tests.kit import agent_calling, crash, until
 

@@ -10,10 +10,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from mainstay.commands.bound import PipedCommands
-from mainstay.commands.engine import CommandEngine
-from mainstay.model.command import Command, CommandSettings
-from mainstay.model.sandbox import Confinement, Implementation
+from perdure.commands.bound import PipedCommands
+from perdure.commands.engine import CommandEngine
+from perdure.model.command import Command, CommandSettings
+from perdure.model.sandbox import Confinement, Implementation
 from tests.codemode.kit import require_sandbox
 from tests.commands.conftest import Commands, ended
 from tests.commands.test_bound import lives, read

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, ModelRequest, Runtime, ToolCall, ToolContext, tool
-from mainstay.builtin.processes import process_tools
-from mainstay.model.monitor import MonitorSpec, Watch
-from mainstay.testing import FunctionModel
+from perdure import Agent, ModelRequest, Runtime, ToolCall, ToolContext, tool
+from perdure.builtin.processes import process_tools
+from perdure.model.monitor import MonitorSpec, Watch
+from perdure.testing import FunctionModel
 from tests.commands import told
 from tests.kit import SOON, crash, until
 

@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, ProcessContext, Runtime, process
-from mainstay.commands import shim
-from mainstay.commands.job import Identity, Job, StartedCommand, own_boot, own_namespace
-from mainstay.errors import CommandsUnavailable, InvalidCommand, InvalidProcess
-from mainstay.model.monitor import Watch
-from mainstay.testing import FunctionModel
+from perdure import Agent, ProcessContext, Runtime, process
+from perdure.commands import shim
+from perdure.commands.job import Identity, Job, StartedCommand, own_boot, own_namespace
+from perdure.errors import CommandsUnavailable, InvalidCommand, InvalidProcess
+from perdure.model.monitor import Watch
+from perdure.testing import FunctionModel
 from tests.commands.conftest import Commands
 
 AGENT = Agent(FunctionModel(lambda _: "I see."))
@@ -191,10 +191,10 @@ sys.modules.pop("fcntl", None)
 sys.meta_path.insert(0, Missing())
 
 import asyncio
-from mainstay import Agent, Runtime
-from mainstay.errors import CommandsUnavailable, InvalidDefinition
-from mainstay.model.monitor import MonitorSpec
-from mainstay.testing import FunctionModel
+from perdure import Agent, Runtime
+from perdure.errors import CommandsUnavailable, InvalidDefinition
+from perdure.model.monitor import MonitorSpec
+from perdure.testing import FunctionModel
 
 async def main():
     async with Runtime("memory", agents=[Agent(FunctionModel(lambda _: "I see."))]) as runtime:

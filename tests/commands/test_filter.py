@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from mainstay.commands import confine
+from perdure.commands import confine
 from tests.commands.conftest import Commands, printed
 
 ALLOWED = 0

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from mainstay import ProcessHandle, Runtime
-from mainstay.commands.job import Status
-from mainstay.commands.os_tree import end
-from mainstay.commands.output import read, summarize
-from mainstay.commands.shim import CONNECTIONS
-from mainstay.model.command import CommandResult, CommandSettings
+from perdure import ProcessHandle, Runtime
+from perdure.commands.job import Status
+from perdure.commands.os_tree import end
+from perdure.commands.output import read, summarize
+from perdure.commands.shim import CONNECTIONS
+from perdure.model.command import CommandResult, CommandSettings
 from tests.commands.conftest import Commands, ended
 from tests.commands.host import lives
 from tests.kit import until

@@ -17,14 +17,14 @@ from typing import Any
 
 import pytest
 
-from mainstay import ProcessHandle, Runtime
-from mainstay.commands.job import Job
-from mainstay.commands.sandbox import IMPLEMENTATIONS, examine
-from mainstay.commands.shim import stat_of
-from mainstay.commands.spawner import Spawner, SpawnFailed, StartRequest
-from mainstay.model.command import CommandResult
-from mainstay.model.process import ProcessRow
-from mainstay.stores.sqlite import SqliteStore
+from perdure import ProcessHandle, Runtime
+from perdure.commands.job import Job
+from perdure.commands.sandbox import IMPLEMENTATIONS, examine
+from perdure.commands.shim import stat_of
+from perdure.commands.spawner import Spawner, SpawnFailed, StartRequest
+from perdure.model.command import CommandResult
+from perdure.model.process import ProcessRow
+from perdure.stores.sqlite import SqliteStore
 from tests.commands.host import STEPS, lives
 from tests.kit import until
 

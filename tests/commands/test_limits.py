@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from mainstay import Agent, ProcessHandle, Runtime
-from mainstay.commands.job import ShimAnswer
-from mainstay.errors import InvalidInput, TooManyCommands
-from mainstay.model.command import CommandSettings
-from mainstay.testing import FunctionModel
+from perdure import Agent, ProcessHandle, Runtime
+from perdure.commands.job import ShimAnswer
+from perdure.errors import InvalidInput, TooManyCommands
+from perdure.model.command import CommandSettings
+from perdure.testing import FunctionModel
 from tests.commands.conftest import Commands, children_of, ended, written
 from tests.kit import until
 
@@ -228,7 +228,7 @@ async def test_command_that_is_refused_leaves_no_shim_that_waits(tmp_path: Path)
 
 
 def shims_below(pid: int) -> int:
-    return sum(len(children_of(each)) for each in children_of(pid) if name_of(each) == "mainstay-spawn")
+    return sum(len(children_of(each)) for each in children_of(pid) if name_of(each) == "perdure-spawn")
 
 
 def name_of(pid: int) -> str:

@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from mainstay import Agent, ModelRequest, Runtime, ToolContext, tool
-from mainstay.errors import Conflict, InvalidCommand
-from mainstay.model.command import CommandSettings
-from mainstay.model.monitor import MonitorSpec, MonitorStatus, read_cursor
-from mainstay.model.process import Cancelled, Failure, Success
-from mainstay.sessions.session import Session
-from mainstay.testing import FunctionModel
+from perdure import Agent, ModelRequest, Runtime, ToolContext, tool
+from perdure.errors import Conflict, InvalidCommand
+from perdure.model.command import CommandSettings
+from perdure.model.monitor import MonitorSpec, MonitorStatus, read_cursor
+from perdure.model.process import Cancelled, Failure, Success
+from perdure.sessions.session import Session
+from perdure.testing import FunctionModel
 from tests.commands import monitored
 from tests.kit import SOON, agent_calling, until
 

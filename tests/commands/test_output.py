@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from mainstay.commands import shim
-from mainstay.commands.job import Job
-from mainstay.commands.output import TextDecoder, follow, pieces, read, summarize
-from mainstay.commands.spawner import StartRequest
-from mainstay.errors import InvalidInput
-from mainstay.model.command import Stream
+from perdure.commands import shim
+from perdure.commands.job import Job
+from perdure.commands.output import TextDecoder, follow, pieces, read, summarize
+from perdure.commands.spawner import StartRequest
+from perdure.errors import InvalidInput
+from perdure.model.command import Stream
 from tests.commands.conftest import Commands, ended, size
 from tests.kit import until, untyped
 
@@ -221,7 +221,7 @@ async def test_summary_says_what_is_missing(commands: Commands) -> None:
 async def test_endless_output_passes_through_no_memory(commands: Commands) -> None:
     """`yes` to a limit, as a host would run it: bytes are exact, and neither shim nor reader grows with them."""
     amount = size(32 << 20, 1 << 30)
-    job = await commands.start("sh", "-c", f"yes mainstay | head -c {amount}")
+    job = await commands.start("sh", "-c", f"yes perdure | head -c {amount}")
     started = job.started()
     assert started is not None
     peak = dict[str, int]()
@@ -241,8 +241,8 @@ async def test_endless_output_passes_through_no_memory(commands: Commands) -> No
 
     assert (status.code, status.stdout, status.dropped) == (0, amount, 0)
     assert summary.stdout.bytes == amount
-    assert summary.stdout.lines == -(-amount // 9)
-    assert summary.stdout.head.startswith("mainstay\nmainstay\n")
+    assert summary.stdout.lines == -(-amount // 8)
+    assert summary.stdout.head.startswith("perdure\nperdure\n")
     assert peak["VmHWM:"] < 24 << 10
     assert grown < 5 << 10
 

@@ -13,25 +13,25 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from mainstay import Agent, Plugin, Runtime, ToolContext, tool
-from mainstay.errors import (
+from perdure import Agent, Plugin, Runtime, ToolContext, tool
+from perdure.errors import (
     CommandsUnavailable,
     Conflict,
     InvalidInput,
-    MainstayError,
+    PerdureError,
     PluginError,
     ProcessRefused,
     UnknownMonitor,
     UnknownSession,
 )
-from mainstay.model.monitor import LINES, MonitorSnapshot, MonitorSpec, MonitorStatus, MonitorUpdate, MonitorUpdates
-from mainstay.model.outcome import PluginAborted
-from mainstay.plugins import CommandContext, QueryContext, SessionContext, command, query
-from mainstay.ports.services import ToolHost
-from mainstay.processes.handle import ProcessAsk, ProcessPolicy
-from mainstay.sessions.session import Session
-from mainstay.stores.memory import MemoryStore
-from mainstay.testing import FunctionModel
+from perdure.model.monitor import LINES, MonitorSnapshot, MonitorSpec, MonitorStatus, MonitorUpdate, MonitorUpdates
+from perdure.model.outcome import PluginAborted
+from perdure.plugins import CommandContext, QueryContext, SessionContext, command, query
+from perdure.ports.services import ToolHost
+from perdure.processes.handle import ProcessAsk, ProcessPolicy
+from perdure.sessions.session import Session
+from perdure.stores.memory import MemoryStore
+from perdure.testing import FunctionModel
 from tests.commands import plugged
 from tests.commands.plugged import Watching, starting
 from tests.kit import SOON, agent_calling, crash, until, untyped
@@ -297,7 +297,7 @@ class Asking:
             assert self.wish is not None
             try:
                 self.answer = await self.wish(ctx.host)
-            except MainstayError as error:
+            except PerdureError as error:
                 self.answer = error
 
         return ask
@@ -432,7 +432,7 @@ async def test_update_that_runs_a_turn_says_so(store: Path) -> None:
     ids=["start unknown", "stop unknown", "empty command", "no spec", "no revision", "other session"],
 )
 async def test_what_makes_no_sense_is_refused_before_anything_begins(
-    store: Path, wish: Callable[[ToolHost], Awaitable[Any]], error: type[MainstayError]
+    store: Path, wish: Callable[[ToolHost], Awaitable[Any]], error: type[PerdureError]
 ) -> None:
     asking = Asking(Watching(MANUAL))
     async with Runtime(store, agents=[asking.agent]) as runtime:

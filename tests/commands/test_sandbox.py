@@ -24,11 +24,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from mainstay import Runtime, Workspace
-from mainstay.commands import confine, shim
-from mainstay.commands.job import Job, StartedCommand
-from mainstay.commands.os_tree import end_lost
-from mainstay.commands.sandbox import (
+from perdure import Runtime, Workspace
+from perdure.commands import confine, shim
+from perdure.commands.job import Job, StartedCommand
+from perdure.commands.os_tree import end_lost
+from perdure.commands.sandbox import (
     ALONE,
     IMPLEMENTATIONS,
     PROBE,
@@ -40,9 +40,9 @@ from mainstay.commands.sandbox import (
     examine,
     remove_left,
 )
-from mainstay.errors import InvalidCommand, InvalidDefinition, SandboxUnavailable
-from mainstay.model.command import Command
-from mainstay.model.sandbox import Confinement, Implementation, SandboxLimits
+from perdure.errors import InvalidCommand, InvalidDefinition, SandboxUnavailable
+from perdure.model.command import Command
+from perdure.model.sandbox import Confinement, Implementation, SandboxLimits
 from tests.commands.conftest import WHOLE, Commands, ended, printed, require
 from tests.kit import until
 from tests.programs import bubblewrap, copied_for_others, missing
@@ -131,14 +131,14 @@ def test_an_unprivileged_user_is_confined_alike(how: Implementation, monkeypatch
     python = next((each for each in PYTHONS if runs_as_nobody(each)), None)
     if python is None:
         pytest.skip("no Python here that another user can run")
-    with tempfile.TemporaryDirectory(prefix="mainstay-nobody-") as folder:
+    with tempfile.TemporaryDirectory(prefix="perdure-nobody-") as folder:
         here, base = Path(folder, "programs"), Path(folder, "base")
         here.mkdir()
         base.mkdir(mode=0o700)
         for name in ("confine.py", "probe.py", "shim.py"):
             shutil.copy(Path(str(shim.__file__)).with_name(name), here)
         if how == "bubblewrap":
-            monkeypatch.setenv("MAINSTAY_BWRAP", str(copied_for_others(bubblewrap(), here)))
+            monkeypatch.setenv("PERDURE_BWRAP", str(copied_for_others(bubblewrap(), here)))
         Path(folder).chmod(0o755)
         os.chown(base, NOBODY, NOBODY)
         attacks = attack(how, str(base), HelperPrograms(str(here), python, str(Path(python).parents[1])), NOBODY)
@@ -456,7 +456,7 @@ def test_program_of_a_folder_that_commands_may_change_makes_no_sandbox(
     planted.parent.mkdir(parents=True)
     planted.write_text(f"#!/bin/sh\ntouch '{tmp_path}/escaped'\n")
     planted.chmod(0o755)
-    monkeypatch.delenv("MAINSTAY_BWRAP", raising=False)
+    monkeypatch.delenv("PERDURE_BWRAP", raising=False)
     monkeypatch.setenv("PATH", f"{planted.parent}:{os.environ['PATH']}")
     examine("bubblewrap")
 
@@ -481,19 +481,19 @@ async def test_python_finds_this_package_wherever_it_is_installed(runtime: Runti
         pytest.skip("no sandbox here")
     (tmp_path / "root").mkdir()
     sandbox = Workspace(tmp_path / "root").confinement(tmp_path / "store" / "agent.db")
-    handle = await runtime.command([sys.executable, "-c", "import mainstay.testing"], sandbox=sandbox)
+    handle = await runtime.command([sys.executable, "-c", "import perdure.testing"], sandbox=sandbox)
 
     assert (await handle.result()).exit_code == 0
 
 
-@pytest.mark.parametrize("name", [b".mainstay", b"config"])
+@pytest.mark.parametrize("name", [b".perdure", b"config"])
 def test_what_another_command_has_made_to_mount_over_does_for_this_one(tmp_path: Path, name: bytes) -> None:
     path = os.fsencode(tmp_path) + b"/" + name
     confine.make_empty(path)
 
     confine.make_empty(path)
 
-    assert os.path.isdir(path) == (name == b".mainstay")
+    assert os.path.isdir(path) == (name == b".perdure")
 
 
 async def test_self_test_is_not_run_on_the_event_loop(runtime: Runtime, tmp_path: Path) -> None:
@@ -543,15 +543,15 @@ async def test_store_in_a_root_itself_is_refused_and_in_a_folder_of_its_own_hidd
     tmp_path: Path, how: Implementation
 ) -> None:
     root = tmp_path / "root"
-    (root / ".mainstay").mkdir(parents=True)
+    (root / ".perdure").mkdir(parents=True)
     workspace = Workspace(root)
 
     with pytest.raises(SandboxUnavailable, match="folder of its own"):
         workspace.confinement(root / "agent.db")
-    hidden = workspace.confinement(root / ".mainstay" / "runtime.db")
-    assert hidden.hide == (str(root / ".mainstay"),)
-    chooser = Sandbox(lambda: root / ".mainstay" / "runtime.db-jobs", str(root / ".mainstay" / "runtime.db"), [how])
-    (root / ".mainstay" / "runtime.db-jobs").mkdir()
+    hidden = workspace.confinement(root / ".perdure" / "runtime.db")
+    assert hidden.hide == (str(root / ".perdure"),)
+    chooser = Sandbox(lambda: root / ".perdure" / "runtime.db-jobs", str(root / ".perdure" / "runtime.db"), [how])
+    (root / ".perdure" / "runtime.db-jobs").mkdir()
     if how == "landlock":
         with pytest.raises(SandboxUnavailable, match="cannot hide"):
             chooser.choose(hidden)

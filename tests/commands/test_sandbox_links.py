@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from mainstay.model.sandbox import Confinement, Implementation
+from perdure.model.sandbox import Confinement, Implementation
 from tests.commands.conftest import Commands, ended, printed
 from tests.programs import bubblewrap
 from tests.workspace import swapping
@@ -97,7 +97,7 @@ async def test_bubblewrap_mounts_nothing_that_was_exchanged_after_a_look_at_it(
         f"#!/bin/sh\nmv '{root}/sub' '{root}/real' && ln -s ../out '{root}/sub' && exec '{bubblewrap()}' \"$@\"\n"
     )
     slow.chmod(0o755)
-    monkeypatch.setenv("MAINSTAY_BWRAP", str(slow))
+    monkeypatch.setenv("PERDURE_BWRAP", str(slow))
     given: Confinement = options["sandbox"]
     found = replace(given, read=(*given.read, f"{root.parent}/out/public"))  # the link leads somewhere inside, too
     if covered == "keep":

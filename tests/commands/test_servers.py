@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from mainstay.commands.servers import wait_port, wait_url
-from mainstay.errors import InvalidInput, ProcessEnded, TimedOut
-from mainstay.model.process import Failure
+from perdure.commands.servers import wait_port, wait_url
+from perdure.errors import InvalidInput, ProcessEnded, TimedOut
+from perdure.model.process import Failure
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from mainstay.commands.job import Beginning, Job, ShimAnswer
-from mainstay.errors import TooLarge
+from perdure.commands.job import Beginning, Job, ShimAnswer
+from perdure.errors import TooLarge
 from tests.commands.conftest import Commands, ended, written
 from tests.kit import until
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from mainstay.commands.job import Beginning, Job, StartedCommand
-from mainstay.commands.os_tree import end
-from mainstay.commands.spawner import Spawner, SpawnFailed, check
-from mainstay.errors import CommandsUnavailable, InvalidCommand, RuntimeClosed
+from perdure.commands.job import Beginning, Job, StartedCommand
+from perdure.commands.os_tree import end
+from perdure.commands.spawner import Spawner, SpawnFailed, check
+from perdure.errors import CommandsUnavailable, InvalidCommand, RuntimeClosed
 from tests.commands.conftest import Commands, children_of, ended, size
 from tests.commands.host import lives
 from tests.kit import until
@@ -172,7 +172,7 @@ async def test_spawner_ends_with_its_runtime_and_the_commands_do_not(commands: C
     program = (
         "import asyncio, os, sys\n"
         "from pathlib import Path\n"
-        "from mainstay.commands.spawner import Spawner, StartRequest\n"
+        "from perdure.commands.spawner import Spawner, StartRequest\n"
         "async def main():\n"
         "    spawner = Spawner()\n"
         "    env = {'PATH': os.environ['PATH']}\n"
@@ -198,7 +198,7 @@ async def test_spawner_ends_with_its_runtime_and_the_commands_do_not(commands: C
 async def test_spawner_ends_though_a_fork_of_the_runtime_holds_its_socket(commands: Commands) -> None:
     program = (
         "import asyncio, os, sys, time\n"
-        "from mainstay.commands.spawner import Spawner\n"
+        "from perdure.commands.spawner import Spawner\n"
         "async def main():\n"
         "    spawner = Spawner()\n"
         "    await spawner._open()\n"
@@ -298,15 +298,15 @@ async def test_commands_run_from_a_wheel(tmp_path: Path) -> None:
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
     built = subprocess.run(build, cwd=root, capture_output=True, text=True, timeout=240)
     assert built.returncode == 0, built.stderr
-    (wheel,) = tmp_path.glob("mainstay-*.whl")
+    (wheel,) = tmp_path.glob("perdure-*.whl")
     unpacked = tmp_path / "unpacked of a wheel"
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(unpacked)
     program = (
         "import asyncio, os, sys\n"
         "from pathlib import Path\n"
-        "import mainstay.commands.spawner as s\n"
-        "from mainstay.commands.job import Job\n"
+        "import perdure.commands.spawner as s\n"
+        "from perdure.commands.job import Job\n"
         "assert s.__file__.startswith(sys.argv[1]), s.__file__\n"
         "async def main():\n"
         "    job = Job(Path(sys.argv[2]))\n"

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from mainstay.commands import shim
-from mainstay.commands.job import Beginning, Job, StartedCommand, Status, own_boot
-from mainstay.commands.os_tree import Remains, end, end_lost
+from perdure.commands import shim
+from perdure.commands.job import Beginning, Job, StartedCommand, Status, own_boot
+from perdure.commands.os_tree import Remains, end, end_lost
 from tests.commands.conftest import Commands, ended, size, written
 from tests.kit import until
 
@@ -389,8 +389,8 @@ async def test_shim_that_cannot_say_who_it_is_begins_nothing(commands: Commands,
 ELSEWHERE = """
 import asyncio, os, sys
 from pathlib import Path
-from mainstay.commands.job import Job
-from mainstay.commands.spawner import Spawner, StartRequest
+from perdure.commands.job import Job
+from perdure.commands.spawner import Spawner, StartRequest
 
 async def main():
     job = Job(Path(sys.argv[1]))

@@ -56,7 +56,7 @@ def test_attacks_fail_for_an_unprivileged_user_too(part: str) -> None:
         pytest.skip("its attacks are made as that user in the gate, too: the rest is in make test-commands")
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", *PARTS[part]]
     command += [] if WHOLE else ["-k", GATE]
-    folder = Path(tempfile.mkdtemp(prefix="mainstay-unprivileged-", dir="/tmp"))
+    folder = Path(tempfile.mkdtemp(prefix="perdure-unprivileged-", dir="/tmp"))
     folder.chmod(0o755)
     for number in range(len(NEEDED)):
         (folder / str(number)).mkdir()
@@ -69,7 +69,7 @@ def test_attacks_fail_for_an_unprivileged_user_too(part: str) -> None:
             cwd=NEEDED[1],
             env={
                 "PATH": os.environ["PATH"], "HOME": str(own), "TMPDIR": str(own), "PYTHONDONTWRITEBYTECODE": "1",
-                "HYPOTHESIS_STORAGE_DIRECTORY": str(own), "MAINSTAY_REQUIRE": os.environ.get("MAINSTAY_REQUIRE", ""),
+                "HYPOTHESIS_STORAGE_DIRECTORY": str(own), "PERDURE_REQUIRE": os.environ.get("PERDURE_REQUIRE", ""),
             },
             capture_output=True,
             text=True,

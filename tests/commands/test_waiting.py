@@ -6,8 +6,8 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from mainstay import Agent, ModelRequest, Runtime, ToolCall, ToolContext, tool
-from mainstay.testing import FunctionModel
+from perdure import Agent, ModelRequest, Runtime, ToolCall, ToolContext, tool
+from perdure.testing import FunctionModel
 from tests.kit import SOON, crash, until
 
 UNTIL_TOLD = "while ! [ -e go ]; do sleep 0.01; done; echo made it; exit 3"

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, ModelRequest, Runtime
-from mainstay.commands.watch import (
+from perdure import Agent, ModelRequest, Runtime
+from perdure.commands.watch import (
     BLOCK,
     LINE_CHARACTERS,
     NEWEST,
@@ -19,9 +19,9 @@ from mainstay.commands.watch import (
     split_lines,
     whole_lines,
 )
-from mainstay.errors import InvalidCommand
-from mainstay.model.monitor import OutputCursor, Watch, read_cursor
-from mainstay.testing import FunctionModel
+from perdure.errors import InvalidCommand
+from perdure.model.monitor import OutputCursor, Watch, read_cursor
+from perdure.testing import FunctionModel
 from tests.kit import SOON, until
 
 # ---------------------------------------------------------------------- lines

@@ -6,10 +6,10 @@ import asyncio
 import sys
 from typing import Any
 
-from mainstay import Agent, Runtime
-from mainstay.model.monitor import MATCHED, Watch
-from mainstay.model.write import Advance, Commit, Deliver, Write
-from mainstay.testing import FunctionModel
+from perdure import Agent, Runtime
+from perdure.model.monitor import MATCHED, Watch
+from perdure.model.write import Advance, Commit, Deliver, Write
+from perdure.testing import FunctionModel
 from tests.commands import host
 
 STEPS = ("matched", "outcome", "deliver", "commit")

@@ -9,10 +9,10 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-from mainstay import Agent, ModelRequest, ModelResponse, ToolCall, ToolContext, Usage, tool
-from mainstay.errors import AlreadyAnswered
-from mainstay.testing import FunctionModel
-from mainstay.testing.crash import Lab
+from perdure import Agent, ModelRequest, ModelResponse, ToolCall, ToolContext, Usage, tool
+from perdure.errors import AlreadyAnswered
+from perdure.testing import FunctionModel
+from perdure.testing.crash import Lab
 from tests.crash.reference import SESSION
 
 

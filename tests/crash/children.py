@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from mainstay import Runtime
-from mainstay.model.process import ProcessRow
-from mainstay.stores.sqlite import SqliteStore
-from mainstay.testing.crash import scratch
+from perdure import Runtime
+from perdure.model.process import ProcessRow
+from perdure.stores.sqlite import SqliteStore
+from perdure.testing.crash import scratch
 from tests.crash.process_worker import PATIENCE, Outside
 
 ROOT = Path(__file__).parents[2]

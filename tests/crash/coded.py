@@ -10,16 +10,16 @@ import asyncio
 import contextlib
 from typing import Any
 
-from mainstay import Agent, ModelRequest, ModelResponse, Plugin, ToolCall, ToolContext, ToolResult, Usage, tool
-from mainstay.codemode import run_code
-from mainstay.codemode.monty import MontyExecutor
-from mainstay.engine.host import SystemClock
-from mainstay.errors import AlreadyAnswered
-from mainstay.model.code import CPython
-from mainstay.ports.code import Executor
-from mainstay.testing import FunctionModel
-from mainstay.testing.crash import Lab
-from mainstay.tools.cells import WRITE_AFTER
+from perdure import Agent, ModelRequest, ModelResponse, Plugin, ToolCall, ToolContext, ToolResult, Usage, tool
+from perdure.codemode import run_code
+from perdure.codemode.monty import MontyExecutor
+from perdure.engine.host import SystemClock
+from perdure.errors import AlreadyAnswered
+from perdure.model.code import CPython
+from perdure.ports.code import Executor
+from perdure.testing import FunctionModel
+from perdure.testing.crash import Lab
+from perdure.tools.cells import WRITE_AFTER
 from tests.crash.reference import SESSION
 
 CELL = """```python

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from mainstay import Agent, ModelRequest
-from mainstay.builtin.compaction import SYSTEM, Compaction
-from mainstay.engine.journal import load
-from mainstay.model.message import Message
-from mainstay.model.record import Completed, Framed
-from mainstay.testing import FunctionModel
-from mainstay.testing.crash import Lab
+from perdure import Agent, ModelRequest
+from perdure.builtin.compaction import SYSTEM, Compaction
+from perdure.engine.journal import load
+from perdure.model.message import Message
+from perdure.model.record import Completed, Framed
+from perdure.testing import FunctionModel
+from perdure.testing.crash import Lab
 
 SAID = ("A", "B", "C", "D", "E", "F")
 LONG = 400

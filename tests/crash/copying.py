@@ -16,8 +16,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from mainstay.stores.blobs import FileBlobs
-from mainstay.stores.sqlite import database, locks, maintenance
+from perdure.stores.blobs import FileBlobs
+from perdure.stores.sqlite import database, locks, maintenance
 
 WATCHED = {module.__file__ for module in (maintenance, locks, database)}
 PLAIN = {"SharedLock", "Connection", "OpenFiles", "connect", "check_beside", "check_ours", "migrate", "reading", "join"}

@@ -6,16 +6,16 @@ import asyncio
 import contextlib
 from typing import Any
 
-from mainstay import Agent, ModelRequest, Session, ToolCall, ToolContext, tool
-from mainstay.builtin import Subagents
-from mainstay.errors import AlreadyAnswered, ProcessEnded, UnknownCall
-from mainstay.model.outcome import kind_of
-from mainstay.model.process import Cancelled
-from mainstay.model.write import SessionFilter
-from mainstay.ports.store import Store
-from mainstay.processes.handle import ProcessHandle
-from mainstay.testing import FunctionModel
-from mainstay.testing.crash import Lab
+from perdure import Agent, ModelRequest, Session, ToolCall, ToolContext, tool
+from perdure.builtin import Subagents
+from perdure.errors import AlreadyAnswered, ProcessEnded, UnknownCall
+from perdure.model.outcome import kind_of
+from perdure.model.process import Cancelled
+from perdure.model.write import SessionFilter
+from perdure.ports.store import Store
+from perdure.processes.handle import ProcessHandle
+from perdure.testing import FunctionModel
+from perdure.testing.crash import Lab
 from tests.kit import results
 
 

@@ -9,9 +9,9 @@ import os
 import secrets
 from pathlib import Path
 
-from mainstay import Agent, ModelRequest, ModelResponse, ToolCall, Usage, Workspace
-from mainstay.testing import FunctionModel
-from mainstay.testing.crash import Lab
+from perdure import Agent, ModelRequest, ModelResponse, ToolCall, Usage, Workspace
+from perdure.testing import FunctionModel
+from perdure.testing.crash import Lab
 from tests.crash.reference import ATTENDED, SESSION, patiently
 
 ASKED = (
@@ -19,7 +19,7 @@ ASKED = (
     ToolCall("c-make", "write_file", {"path": "deep/b.txt", "content": "new"}),
     ToolCall("c-delete", "delete_file", {"path": "c.txt"}),
 )
-FOLDER = "MAINSTAY_TEST_WORKSPACES"
+FOLDER = "PERDURE_TEST_WORKSPACES"
 """The variable that names the folder which workspaces are made in."""
 BEFORE = {"a.txt": "one", "c.txt": "old"}
 AFTER = {"a.txt": "two", "deep/b.txt": "new"}

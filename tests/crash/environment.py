@@ -28,7 +28,7 @@ ENVIRONMENT: dict[str, tuple[str, ...]] = {
     "E4 damaged or newer file": (
         "stores/test_sqlite_file.py::test_a_damaged_file_is_refused_or_served_whole",
         "stores/test_sqlite_file.py::test_a_cut_wal_is_refused_with_a_hint",
-        "stores/test_sqlite_file.py::test_a_file_of_a_newer_mainstay_is_refused",
+        "stores/test_sqlite_file.py::test_a_file_of_a_newer_perdure_is_refused",
         "stores/test_upgrade.py::test_an_upgrade_killed_at_any_statement_leaves_a_file_that_opens",
         "golden/test_golden.py::test_older_store_goes_on_with",
         "golden/test_golden.py::test_older_store_goes_on_after_an_upgrade_that_was_killed",

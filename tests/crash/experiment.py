@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any, get_args
 
-from mainstay import Agent, ModelRequest, ToolCall, ToolContext, tool
-from mainstay.engine.journal import load
-from mainstay.model.record import Ended
-from mainstay.model.tool import Recovery
-from mainstay.ports.store import Store
-from mainstay.testing import FunctionModel
-from mainstay.testing.crash import Lab
+from perdure import Agent, ModelRequest, ToolCall, ToolContext, tool
+from perdure.engine.journal import load
+from perdure.model.record import Ended
+from perdure.model.tool import Recovery
+from perdure.ports.store import Store
+from perdure.testing import FunctionModel
+from perdure.testing.crash import Lab
 
 SESSION = "s"
 RECOVERIES: tuple[Recovery, ...] = get_args(Recovery)

@@ -11,16 +11,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from mainstay import Agent, ModelRequest, ToolCall, ToolContext, tool
-from mainstay.builtin import Redaction
-from mainstay.engine.journal import load_turns
-from mainstay.model.codec import encode
-from mainstay.model.plugin import ShortCircuit
-from mainstay.model.record import Ended
-from mainstay.model.tool import Ok
-from mainstay.plugins.hooks import Plugin, ToolEndContext
-from mainstay.testing import FunctionModel
-from mainstay.testing.crash import Lab
+from perdure import Agent, ModelRequest, ToolCall, ToolContext, tool
+from perdure.builtin import Redaction
+from perdure.engine.journal import load_turns
+from perdure.model.codec import encode
+from perdure.model.plugin import ShortCircuit
+from perdure.model.record import Ended
+from perdure.model.tool import Ok
+from perdure.plugins.hooks import Plugin, ToolEndContext
+from perdure.testing import FunctionModel
+from perdure.testing.crash import Lab
 
 SECRET = "ghp_" + "abcdefghijklmnopqrstuvwxyz0123456789"  # was never valid
 

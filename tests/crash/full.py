@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from mainstay import Agent, Budget, ModelRequest, Plugin, ToolCall, ToolContext, tool
-from mainstay.model.codec import encode
-from mainstay.model.ids import MAX_ORDINAL
-from mainstay.model.message import Message, Text
-from mainstay.model.record import Ended, Replied, Said
-from mainstay.model.session import Node
-from mainstay.model.tool import Ok
-from mainstay.model.write import Accept, Append, Release, TurnScope
-from mainstay.plugins.hooks import TurnEndContext
-from mainstay.ports.store import Store
-from mainstay.testing import FunctionModel
-from mainstay.testing.crash import Lab
+from perdure import Agent, Budget, ModelRequest, Plugin, ToolCall, ToolContext, tool
+from perdure.model.codec import encode
+from perdure.model.ids import MAX_ORDINAL
+from perdure.model.message import Message, Text
+from perdure.model.record import Ended, Replied, Said
+from perdure.model.session import Node
+from perdure.model.tool import Ok
+from perdure.model.write import Accept, Append, Release, TurnScope
+from perdure.plugins.hooks import TurnEndContext
+from perdure.ports.store import Store
+from perdure.testing import FunctionModel
+from perdure.testing.crash import Lab
 from tests.crash.reference import SESSION
 
 OTHER = "another worker"

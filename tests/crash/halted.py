@@ -10,11 +10,11 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from mainstay import Agent, ModelRequest, ModelResponse, ToolCall, ToolContext, Usage, tool
-from mainstay.model.record import Ended
-from mainstay.ports.store import Store
-from mainstay.testing import FunctionModel
-from mainstay.testing.crash import Lab
+from perdure import Agent, ModelRequest, ModelResponse, ToolCall, ToolContext, Usage, tool
+from perdure.model.record import Ended
+from perdure.ports.store import Store
+from perdure.testing import FunctionModel
+from perdure.testing.crash import Lab
 from tests.crash.reference import SESSION, recorded
 
 

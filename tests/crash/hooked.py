@@ -12,14 +12,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from mainstay import Agent, Message, ModelRequest, ToolCall, ToolContext, tool
-from mainstay.engine.journal import load
-from mainstay.model.plugin import AskPerson, CreateSession, ReplaceArgs, ShortCircuit
-from mainstay.model.record import Completed, Ended, Started
-from mainstay.model.tool import Denied, Ok
-from mainstay.plugins.hooks import Plugin, SessionContext, ToolCallContext, ToolEndContext, TurnContext
-from mainstay.testing import FunctionModel
-from mainstay.testing.crash import Lab
+from perdure import Agent, Message, ModelRequest, ToolCall, ToolContext, tool
+from perdure.engine.journal import load
+from perdure.model.plugin import AskPerson, CreateSession, ReplaceArgs, ShortCircuit
+from perdure.model.record import Completed, Ended, Started
+from perdure.model.tool import Denied, Ok
+from perdure.plugins.hooks import Plugin, SessionContext, ToolCallContext, ToolEndContext, TurnContext
+from perdure.testing import FunctionModel
+from perdure.testing.crash import Lab
 
 
 class Counting(Plugin):

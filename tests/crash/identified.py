@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from mainstay import Agent, ModelRequest, Plugin, ProcessContext, ToolCall, ToolContext, process, tool
-from mainstay.errors import Conflict
-from mainstay.plugins import CommandContext, QueueTurn, Result, SessionContext, SnapshotWriter, command
-from mainstay.testing import FunctionModel
-from mainstay.testing.crash import Lab
+from perdure import Agent, ModelRequest, Plugin, ProcessContext, ToolCall, ToolContext, process, tool
+from perdure.errors import Conflict
+from perdure.plugins import CommandContext, QueueTurn, Result, SessionContext, SnapshotWriter, command
+from perdure.testing import FunctionModel
+from perdure.testing.crash import Lab
 
 
 def model(request: ModelRequest) -> str | list[ToolCall]:

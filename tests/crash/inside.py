@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 
 from msgspec.structs import replace
 
-from mainstay.testing.crash import ForkServer, Lab, Statement
+from perdure.testing.crash import ForkServer, Lab, Statement
 from tests.fuzzing import REAL_KILLS
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 from msgspec import Struct
 
-from mainstay import Agent, Limit, ModelRequest, ModelResponse, ModelSettings, ToolCall, ToolContext, Usage, tool
-from mainstay.errors import ProviderError
-from mainstay.testing import FunctionModel
-from mainstay.testing.crash import Lab
+from perdure import Agent, Limit, ModelRequest, ModelResponse, ModelSettings, ToolCall, ToolContext, Usage, tool
+from perdure.errors import ProviderError
+from perdure.testing import FunctionModel
+from perdure.testing.crash import Lab
 
 SMALL = ModelSettings(max_tokens=400)
 

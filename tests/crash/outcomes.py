@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from mainstay.testing.crash import Mode
+from perdure.testing.crash import Mode
 
 
 class Fate(Struct, frozen=True):

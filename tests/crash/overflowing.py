@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from mainstay import Agent, ModelRequest
-from mainstay.builtin.compaction import SYSTEM, Compaction
-from mainstay.engine.journal import load
-from mainstay.errors import ProviderError
-from mainstay.model.record import Completed, Faltered, Framed
-from mainstay.testing import FunctionModel
-from mainstay.testing.crash import Lab
+from perdure import Agent, ModelRequest
+from perdure.builtin.compaction import SYSTEM, Compaction
+from perdure.engine.journal import load
+from perdure.errors import ProviderError
+from perdure.model.record import Completed, Faltered, Framed
+from perdure.testing import FunctionModel
+from perdure.testing.crash import Lab
 
 SAID = ("A", "B", "C", "D")
 LONG = 400

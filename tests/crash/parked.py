@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from mainstay import Agent, ModelRequest, ModelResponse, ToolCall, ToolContext, Usage, tool
-from mainstay.ports.store import Store
-from mainstay.processes.local import External
-from mainstay.testing import FunctionModel
-from mainstay.testing.crash import Lab
+from perdure import Agent, ModelRequest, ModelResponse, ToolCall, ToolContext, Usage, tool
+from perdure.ports.store import Store
+from perdure.processes.local import External
+from perdure.testing import FunctionModel
+from perdure.testing.crash import Lab
 
 WORK = "s.1.1.0.work"
 

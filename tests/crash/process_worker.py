@@ -34,13 +34,13 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
-from mainstay import ProcessContext, Runtime, process
-from mainstay.engine.host import SystemClock
-from mainstay.engine.lease import LeaseTerms
-from mainstay.model.process import Registration, Success
-from mainstay.ports.process import EngineRun
-from mainstay.processes.function.engine import Process
-from mainstay.testing.crash import Ledger, LedgerLine
+from perdure import ProcessContext, Runtime, process
+from perdure.engine.host import SystemClock
+from perdure.engine.lease import LeaseTerms
+from perdure.model.process import Registration, Success
+from perdure.ports.process import EngineRun
+from perdure.processes.function.engine import Process
+from perdure.testing.crash import Ledger, LedgerLine
 from tests.kit import print_line, until
 
 SHORT = LeaseTerms(term=3, renewal=0.5)

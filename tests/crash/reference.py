@@ -13,17 +13,17 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
 
-from mainstay import Agent, ModelRequest, ModelResponse, Session, ToolCall, ToolContext, TurnResult, Usage, tool
-from mainstay.engine.journal import load
-from mainstay.engine.lease import LeaseTerms
-from mainstay.errors import AlreadyAnswered, StoreUnavailable
-from mainstay.model.outcome import PendingCall
-from mainstay.model.record import Ended, Started
-from mainstay.ports.host import Clock
-from mainstay.ports.store import Store
-from mainstay.runtime import Runtime
-from mainstay.testing import FunctionModel
-from mainstay.testing.crash import Lab
+from perdure import Agent, ModelRequest, ModelResponse, Session, ToolCall, ToolContext, TurnResult, Usage, tool
+from perdure.engine.journal import load
+from perdure.engine.lease import LeaseTerms
+from perdure.errors import AlreadyAnswered, StoreUnavailable
+from perdure.model.outcome import PendingCall
+from perdure.model.record import Ended, Started
+from perdure.ports.host import Clock
+from perdure.ports.store import Store
+from perdure.runtime import Runtime
+from perdure.testing import FunctionModel
+from perdure.testing.crash import Lab
 
 R = TypeVar("R")
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from mainstay import Agent, ModelRequest
-from mainstay.model.plugin import CreateSession, PluginSnapshot
-from mainstay.plugins.hooks import Plugin, PromptContext, SessionContext, SnapshotReader, SnapshotWriter, TurnContext
-from mainstay.plugins.operations import command
-from mainstay.testing import FunctionModel
-from mainstay.testing.crash import Lab
+from perdure import Agent, ModelRequest
+from perdure.model.plugin import CreateSession, PluginSnapshot
+from perdure.plugins.hooks import Plugin, PromptContext, SessionContext, SnapshotReader, SnapshotWriter, TurnContext
+from perdure.plugins.operations import command
+from perdure.testing import FunctionModel
+from perdure.testing.crash import Lab
 
 
 class Words(Plugin):

@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from mainstay import Agent, ToolCall
-from mainstay.mcp import McpServer
-from mainstay.model.llm import ModelRequest
-from mainstay.model.outcome import Waiting
-from mainstay.testing import FunctionModel
-from mainstay.testing.crash import Lab
+from perdure import Agent, ToolCall
+from perdure.mcp import McpServer
+from perdure.model.llm import ModelRequest
+from perdure.model.outcome import Waiting
+from perdure.testing import FunctionModel
+from perdure.testing.crash import Lab
 
 STUB = Path(__file__).parents[1] / "mcp" / "stub.py"
 

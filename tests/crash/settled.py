@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from mainstay import Agent, Message, ModelRequest, tool
-from mainstay.model.plugin import CreateSession
-from mainstay.plugins.hooks import Plugin, PromptContext, SessionContext, TurnContext
-from mainstay.testing import FunctionModel
-from mainstay.testing.crash import Lab
+from perdure import Agent, Message, ModelRequest, tool
+from perdure.model.plugin import CreateSession
+from perdure.plugins.hooks import Plugin, PromptContext, SessionContext, TurnContext
+from perdure.testing import FunctionModel
+from perdure.testing.crash import Lab
 
 
 class Tone(Plugin):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mainstay.testing.crash import Lab
+from perdure.testing.crash import Lab
 from tests.crash.process_worker import HOUR, Skewed
 from tests.crash.reference import settle_the_day
 

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from mainstay import Agent, Runtime, ToolContext, tool
-from mainstay.testing.crash import Ledger, LedgerLine
+from perdure import Agent, Runtime, ToolContext, tool
+from perdure.testing.crash import Ledger, LedgerLine
 from tests.kit import agent_calling
 
 INPUTS = 25

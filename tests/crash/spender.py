@@ -11,9 +11,9 @@ import asyncio
 import os
 import sys
 
-from mainstay import Agent, Limit, ModelSettings, Price, Runtime
-from mainstay.providers.http import HttpProvider, no_key
-from mainstay.providers.openai_chat import ChatCompletions, Quirks
+from perdure import Agent, Limit, ModelSettings, Price, Runtime
+from perdure.providers.http import HttpProvider, no_key
+from perdure.providers.openai_chat import ChatCompletions, Quirks
 
 PID = "x-test-pid"
 MANY = 25

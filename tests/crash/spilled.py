@@ -11,11 +11,11 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-from mainstay import Agent, ModelRequest, ModelResponse, Session, ToolCall, ToolContext, TurnResult, Usage, tool
-from mainstay.errors import AlreadyAnswered
-from mainstay.runtime import Runtime
-from mainstay.testing import FunctionModel
-from mainstay.testing.crash import Lab
+from perdure import Agent, ModelRequest, ModelResponse, Session, ToolCall, ToolContext, TurnResult, Usage, tool
+from perdure.errors import AlreadyAnswered
+from perdure.runtime import Runtime
+from perdure.testing import FunctionModel
+from perdure.testing.crash import Lab
 from tests.crash.reference import ATTENDED, SESSION, patiently
 
 LONG = 70_000

@@ -21,9 +21,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from mainstay import Agent, ModelRequest, Process, ProcessContext, Runtime, ToolCall, process, tool
-from mainstay.testing import FunctionModel
-from mainstay.testing.crash import Ledger, LedgerLine
+from perdure import Agent, ModelRequest, Process, ProcessContext, Runtime, ToolCall, process, tool
+from perdure.testing import FunctionModel
+from perdure.testing.crash import Ledger, LedgerLine
 
 SHORTLY = 0.15
 A_WHILE = 0.6

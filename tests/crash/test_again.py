@@ -12,13 +12,13 @@ from collections.abc import Callable
 
 import pytest
 
-from mainstay.testing.crash import Crash, ForkServer, Played, plans, play
+from perdure.testing.crash import Crash, ForkServer, Played, plans, play
 from tests.crash.outcomes import RULINGS
 from tests.crash.reference import SESSION, scenario
 from tests.keys import happened
 
-FULL = os.environ.get("MAINSTAY_CRASH") == "full"
-SEED = int(os.environ.get("MAINSTAY_CRASH_SEED", "1"))
+FULL = os.environ.get("PERDURE_CRASH") == "full"
+SEED = int(os.environ.get("PERDURE_CRASH_SEED", "1"))
 FIRST = [Crash(r.point, mode) for r in RULINGS for mode in r.fates() if mode in ("before", "lost")]
 
 
@@ -62,7 +62,7 @@ def test_second_crash_during_recovery_comes_to_the_same_end(
             wrong += [f"{crash}, then {second}: {fault}" for fault in faults(played, 2)]
 
     assert wrong == []
-    record_property("mainstay", f"crash pairs: {count} on memory, seed {SEED}, part {part + 1} of 4")
+    record_property("perdure", f"crash pairs: {count} on memory, seed {SEED}, part {part + 1} of 4")
 
 
 @pytest.mark.kill
@@ -82,4 +82,4 @@ def test_second_real_kill_during_recovery_comes_to_the_same_end(record_property:
     assert wrong == []
     assert missed <= len(chosen) // 4
     pairs = f"{len(chosen) - missed} real ones, {missed} more whose second point did not come"
-    record_property("mainstay", f"crash pairs: {pairs}, seed {SEED}")
+    record_property("perdure", f"crash pairs: {pairs}, seed {SEED}")

@@ -7,7 +7,7 @@ from collections.abc import Generator
 import pytest
 from msgspec import Struct
 
-from mainstay.testing.crash import MODES, Crash, ForkServer, Mode, Played, StoreKind, play
+from perdure.testing.crash import MODES, Crash, ForkServer, Mode, Played, StoreKind, play
 from tests.crash.answered import answered
 from tests.crash.reference import SESSION
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, ModelRequest, Runtime, Session, ToolCall, tool
-from mainstay.model.tool import Cancelled, Denied, Ok
-from mainstay.testing import FunctionModel, VirtualClock
+from perdure import Agent, ModelRequest, Runtime, Session, ToolCall, tool
+from perdure.model.tool import Cancelled, Denied, Ok
+from perdure.testing import FunctionModel, VirtualClock
 
 PASSES = 60
 SOON = 60

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from msgspec import Struct
 
-from mainstay.testing.crash import MODES, Crash, ForkServer, Mode, Played, StoreKind, kill_everywhere, play
+from perdure.testing.crash import MODES, Crash, ForkServer, Mode, Played, StoreKind, kill_everywhere, play
 from tests.codemode.kit import require_sandbox
 from tests.crash.coded import (
     ANSWER,
@@ -151,8 +151,8 @@ def test_real_kill_has_its_ruled_fate(forks: ForkServer, crash: Crash, fate: Fat
     check(forks.play([crash], coded), fate)
 
 
-# In CPython every cell is begun again in a new process: a part of the points, and with MAINSTAY_CODE=cpython all.
-SAMPLE = DEATHS if os.environ.get("MAINSTAY_CODE") == "cpython" else DEATHS[7::17]
+# In CPython every cell is begun again in a new process: a part of the points, and with PERDURE_CODE=cpython all.
+SAMPLE = DEATHS if os.environ.get("PERDURE_CODE") == "cpython" else DEATHS[7::17]
 
 
 def test_every_point_is_ruled_in_cpython_too() -> None:

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from mainstay import Agent
-from mainstay.model.monitor import LINES
-from mainstay.ports.store import JobFolders
-from mainstay.testing import FunctionModel
-from mainstay.testing.crash import Crash, ForkServer, Lab, Played
+from perdure import Agent
+from perdure.model.monitor import LINES
+from perdure.ports.store import JobFolders
+from perdure.testing import FunctionModel
+from perdure.testing.crash import Crash, ForkServer, Lab, Played
 from tests.commands.plugged import agent, starting
 
 EAR = Agent(FunctionModel(lambda request: "I see."), name="ear")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from mainstay.testing.crash import KillResult, Report, StoreKind, play
+from perdure.testing.crash import KillResult, Report, StoreKind, play
 from tests.crash.compacting import LONG, SAID, compacting
 
 SHOWN = ["A", "AB", "ABC", "ABCD", "sum DE", "sum DEF"]

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
-from mainstay import Agent, ModelRequest, ModelResponse, ModelSettings, Plugin, ToolCall, Usage
-from mainstay.model.tool import ToolSpec
-from mainstay.plugins import PromptContext
-from mainstay.testing import FunctionModel
-from mainstay.testing.crash import KillResult, Lab, Report, StoreKind
+from perdure import Agent, ModelRequest, ModelResponse, ModelSettings, Plugin, ToolCall, Usage
+from perdure.model.tool import ToolSpec
+from perdure.plugins import PromptContext
+from perdure.testing import FunctionModel
+from perdure.testing.crash import KillResult, Lab, Report, StoreKind
 from tests.fuzzing import REAL_KILLS
 
 PICK = ToolSpec("pick", "Pick a number.")

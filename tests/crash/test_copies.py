@@ -19,10 +19,10 @@ from pathlib import Path
 
 import pytest
 
-from mainstay import Agent, Runtime
-from mainstay.errors import StoreDamaged
-from mainstay.model.write import Accept
-from mainstay.testing import ScriptedModel
+from perdure import Agent, Runtime
+from perdure.errors import StoreDamaged
+from perdure.model.write import Accept
+from perdure.testing import ScriptedModel
 from tests.kit import texts
 
 pytestmark = [pytest.mark.kill, pytest.mark.slow]
@@ -115,7 +115,7 @@ async def test_a_killed_restore_never_lets_a_copy_go_on_under_the_id_of_its_orig
             assert said == SAID
             assert identity != own
         else:
-            assert "mainstay restore" in held
+            assert "perdure restore" in held
             assert await Runtime.restore(path) != own
         assert await goes_on(path)
         shutil.rmtree(folder)

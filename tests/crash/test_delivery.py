@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from mainstay import Agent, ModelRequest, Runtime
-from mainstay.model.event import AnyEvent, Gap, TurnCommitted
-from mainstay.testing import FunctionModel
-from mainstay.testing.crash import Crash, ForkServer, Lab, Ledger, LedgerLine, Played, StoreKind, plans, play
+from perdure import Agent, ModelRequest, Runtime
+from perdure.model.event import AnyEvent, Gap, TurnCommitted
+from perdure.testing import FunctionModel
+from perdure.testing.crash import Crash, ForkServer, Lab, Ledger, LedgerLine, Played, StoreKind, plans, play
 from tests.crash.children import Child, folder
 from tests.crash.watcher import line_of
 from tests.kit import until

@@ -12,11 +12,11 @@ from collections.abc import AsyncGenerator, Callable
 
 import pytest
 
-from mainstay import Agent, Caller, ModelRequest, ProcessContext, Runtime, ToolCall, ToolContext, process, tool
-from mainstay.errors import AlreadyAnswered
-from mainstay.ports.store import Store
-from mainstay.testing import FunctionModel
-from mainstay.testing.crash import Lab, Played, Report, StoreKind
+from perdure import Agent, Caller, ModelRequest, ProcessContext, Runtime, ToolCall, ToolContext, process, tool
+from perdure.errors import AlreadyAnswered
+from perdure.ports.store import Store
+from perdure.testing import FunctionModel
+from perdure.testing.crash import Lab, Played, Report, StoreKind
 from tests.crash.reference import ATTENDED, patiently
 
 CALLERS = [["s", "clerk", "u-17"], ["", "", None]]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mainstay.testing.crash import KillResult, Report, StoreKind, play
+from perdure.testing.crash import KillResult, Report, StoreKind, play
 from tests.crash.edited import AFTER, BEFORE, FOLDER, edited
 from tests.crash.reference import SESSION
 from tests.fuzzing import REAL_KILLS

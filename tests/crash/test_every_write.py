@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from mainstay.model import write
-from mainstay.stores.rules import RULES
+from perdure.model import write
+from perdure.stores.rules import RULES
 
 TESTS = Path(__file__).parents[1]
 

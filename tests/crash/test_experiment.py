@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from mainstay.model.tool import Recovery
-from mainstay.testing.crash import Crash, ForkServer, Mode
+from perdure.model.tool import Recovery
+from perdure.testing.crash import Crash, ForkServer, Mode
 from tests.crash.experiment import SCENARIOS, SESSION
 
 
@@ -50,4 +50,4 @@ def test_turn_goes_on_when_a_runtime_is_entered(
     when = "before" if mode == "before" else "after"
     calls = f"{played.model_calls} model calls, effects {played.count('one')} and {played.count('two')}"
     way = "parallel" if parallel else "serial"
-    record_property("mainstay", f"experiment: {recovery}, {way}, killed {when} effect two: {calls}, {two.outcome}")
+    record_property("perdure", f"experiment: {recovery}, {way}, killed {when} effect two: {calls}, {two.outcome}")

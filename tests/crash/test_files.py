@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, Image, ModelRequest, ToolCall, tool
-from mainstay.errors import ProviderError
-from mainstay.providers.fallback import Fallback
-from mainstay.testing import FunctionModel
+from perdure import Agent, Image, ModelRequest, ToolCall, tool
+from perdure.errors import ProviderError
+from perdure.providers.fallback import Fallback
+from perdure.testing import FunctionModel
 
 
 def busy(request: ModelRequest) -> str:

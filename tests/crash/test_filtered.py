@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from mainstay.testing.crash import KillResult, Report, StoreKind
+from perdure.testing.crash import KillResult, Report, StoreKind
 from tests.crash.filtered import filtered
 
 SAID = [

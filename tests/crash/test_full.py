@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator
 
 import pytest
 
-from mainstay.testing.crash import Crash, ForkServer, Mode, Played, Report, play
+from perdure.testing.crash import Crash, ForkServer, Mode, Played, Report, play
 from tests.crash.full import asked_too_much, filled_up
 from tests.crash.reference import SESSION
 

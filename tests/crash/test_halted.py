@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec import Struct
 
-from mainstay.testing.crash import MODES, Crash, ForkServer, Mode, Played, StoreKind, play
+from perdure.testing.crash import MODES, Crash, ForkServer, Mode, Played, StoreKind, play
 from tests.crash.halted import called_off, left
 from tests.crash.reference import SESSION
 

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from msgspec import Struct
 
-from mainstay import Agent, ModelRequest, ModelResponse, ToolCall, ToolContext, Usage, tool
-from mainstay.ports.store import JobFolders, Store
-from mainstay.testing import FunctionModel
-from mainstay.testing.crash import Crash, ForkServer, Lab, Played
+from perdure import Agent, ModelRequest, ModelResponse, ToolCall, ToolContext, Usage, tool
+from perdure.ports.store import JobFolders, Store
+from perdure.testing import FunctionModel
+from perdure.testing.crash import Crash, ForkServer, Lab, Played
 from tests.crash.inside import statements_of
 
 COMMAND = "s.1.1.0.1"

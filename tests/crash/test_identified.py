@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from mainstay.testing.crash import Report, StoreKind
+from perdure.testing.crash import Report, StoreKind
 from tests.crash.identified import begun_by_an_operation, identified
 
 WHOM = [

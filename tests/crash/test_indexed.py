@@ -11,17 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from mainstay.model.codec import encode
-from mainstay.model.message import Message, Text
-from mainstay.model.record import Said
-from mainstay.model.search import SearchFilter
-from mainstay.model.write import Accept
-from mainstay.stores.sqlite import SqliteStore
+from perdure.model.codec import encode
+from perdure.model.message import Message, Text
+from perdure.model.record import Said
+from perdure.model.search import SearchFilter
+from perdure.model.write import Accept
+from perdure.stores.sqlite import SqliteStore
 
 LIFE = """
 import asyncio, os, pathlib, shutil, signal, sqlite3, sys
-from mainstay.model.write import Accept, Delete
-from mainstay.stores.sqlite import SqliteStore
+from perdure.model.write import Accept, Delete
+from perdure.stores.sqlite import SqliteStore
 from tests.crash.test_indexed import said
 
 connect, old, seen, number = sqlite3.connect, pathlib.Path(sys.argv[1]), [], 0

@@ -12,10 +12,10 @@ from collections.abc import Generator
 import pytest
 from msgspec import Struct
 
-from mainstay import Agent, Message, ModelRequest, ModelResponse, Plugin, Usage
-from mainstay.plugins import InputContext
-from mainstay.testing import FunctionModel
-from mainstay.testing.crash import MODES, Crash, ForkServer, Lab, LedgerLine, Mode, Played, StoreKind, play
+from perdure import Agent, Message, ModelRequest, ModelResponse, Plugin, Usage
+from perdure.plugins import InputContext
+from perdure.testing import FunctionModel
+from perdure.testing.crash import MODES, Crash, ForkServer, Lab, LedgerLine, Mode, Played, StoreKind, play
 from tests.crash.reference import ATTENDED, patiently
 
 STORES: tuple[StoreKind, ...] = ("memory", "sqlite")

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, ModelRequest, ToolCall, ToolContext, tool
-from mainstay.errors import InvalidDefinition
-from mainstay.testing import FunctionModel
-from mainstay.testing.crash import Crash, Lab, Report, kill_everywhere, play
+from perdure import Agent, ModelRequest, ToolCall, ToolContext, tool
+from perdure.errors import InvalidDefinition
+from perdure.testing import FunctionModel
+from perdure.testing.crash import Crash, Lab, Report, kill_everywhere, play
 
 
 def pay_then_answer(request: ModelRequest) -> Any:
@@ -145,16 +145,16 @@ def test_dead_incarnation_changes_nothing_more() -> None:
 
 def test_plugin_itself_brings_in_nothing_but_pytest() -> None:
     """The package around it is imported with it; the plugin adds neither the crash kit nor a store to that."""
-    code = "import mainstay.testing.pytest_plugin, sys; print([m for m in sys.modules if m.startswith('mainstay')])"
+    code = "import perdure.testing.pytest_plugin, sys; print([m for m in sys.modules if m.startswith('perdure')])"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
-    heavy = ("mainstay.testing.crash", "mainstay.testing.crash.runner", "mainstay.stores.sqlite", "mainstay.cli")
+    heavy = ("perdure.testing.crash", "perdure.testing.crash.runner", "perdure.stores.sqlite", "perdure.cli")
     assert not [name for name in heavy if repr(name) in ran.stdout]
 
 
 def test_figures_are_printed_at_the_end_of_the_run(tmp_path: Path) -> None:
     Path(tmp_path, "test_mine.py").write_text(
-        "from mainstay import Agent\n"
+        "from perdure import Agent\n"
         "async def scenario(lab):\n"
         "    async with lab.runtime(agents=[Agent()]) as runtime:\n"
         "        session = await runtime.session('s')\n"
@@ -171,7 +171,7 @@ def test_figures_are_printed_at_the_end_of_the_run(tmp_path: Path) -> None:
     )
 
     assert ran.returncode == 0, ran.stdout
-    assert "mainstay crash kit" in ran.stdout
+    assert "perdure crash kit" in ran.stdout
     assert "0 lost, 0 repeated, 0 unknown, 0 problems" in ran.stdout
 
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from mainstay import Runtime
-from mainstay.testing.crash import KillResult, StoreKind, kill_everywhere
-from mainstay.testing.model_server import Asked, ModelServer, Reply
+from perdure import Runtime
+from perdure.testing.crash import KillResult, StoreKind, kill_everywhere
+from perdure.testing.model_server import Asked, ModelServer, Reply
 from tests.crash.limited import limited
 from tests.crash.spender import MANY, MONEY, PID, SHARE_OUT, TOKENS
 from tests.fuzzing import cases

@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator
 
 import pytest
 
-from mainstay.testing.crash import MODES, Crash, ForkServer, Mode, Played, Statement, StoreKind, play
+from perdure.testing.crash import MODES, Crash, ForkServer, Mode, Played, Statement, StoreKind, play
 from tests.crash.outcomes import CLEAN, ELSEWHERE, OWED, RULINGS, Fate
 from tests.crash.reference import SESSION, attended, scenario
 
@@ -151,7 +151,7 @@ def test_kill_inside_any_transaction_leaves_nothing_of_it(
             raise
 
     assert commits == 1 + len(WRITES), "one transaction a write, one for the schema"
-    record_property("mainstay", f"crash: {len(statements)} real kills inside transactions {variant}")
+    record_property("perdure", f"crash: {len(statements)} real kills inside transactions {variant}")
 
 
 # ---------------------------------------------------------------------- coverage
@@ -165,8 +165,6 @@ def test_every_row_of_the_failure_model_is_covered_or_owed(record_property: Call
     assert covered <= rows
     assert rows - covered <= owed
     cases = len(STORES) * (len(DEATHS) + len(WRITES)) + len(KILLS) + len(DEATHS[::SAMPLE]) + len(KILLS[::SAMPLE])
-    record_property(
-        "mainstay", f"crash matrix: {len(RULINGS)} points, {cases} cases, {len(covered)} of 22 rows covered"
-    )
+    record_property("perdure", f"crash matrix: {len(RULINGS)} points, {cases} cases, {len(covered)} of 22 rows covered")
     for words, reason in OWED.items():
-        record_property("mainstay", f"owed: {words}: {reason}")
+        record_property("perdure", f"owed: {words}: {reason}")

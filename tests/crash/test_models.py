@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from mainstay import Agent
-from mainstay.testing import FunctionModel
-from mainstay.testing.crash import Lab, Report, StoreKind
+from perdure import Agent
+from perdure.testing import FunctionModel
+from perdure.testing.crash import Lab, Report, StoreKind
 
 
 def named(name: str) -> FunctionModel:

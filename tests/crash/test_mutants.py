@@ -20,7 +20,7 @@ def test_two_mutants_turn_the_matrix_red(record_property: Callable[[str, object]
 
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert "2 of 2 mutants killed" in ran.stdout
-    record_property("mainstay", "mutants: 2 of 2 killed (make mutants runs them all)")
+    record_property("perdure", "mutants: 2 of 2 killed (make mutants runs them all)")
 
 
 def test_every_mutant_still_applies(tmp_path: Path) -> None:

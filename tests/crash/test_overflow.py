@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from mainstay.testing.crash import KillResult, Report, StoreKind, play
+from perdure.testing.crash import KillResult, Report, StoreKind, play
 from tests.crash.overflowing import LONG, SAID, overflowing
 from tests.fuzzing import REAL_KILLS
 

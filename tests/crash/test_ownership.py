@@ -15,13 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from mainstay import Agent, Runtime
-from mainstay.engine.lease import LeaseTerms
-from mainstay.model.outcome import Finished
-from mainstay.model.session import SessionRow
-from mainstay.stores.sqlite import SqliteStore
-from mainstay.testing import VirtualClock
-from mainstay.testing.crash import Crash, Ending, ForkServer, Lab, Ledger, capture, play
+from perdure import Agent, Runtime
+from perdure.engine.lease import LeaseTerms
+from perdure.model.outcome import Finished
+from perdure.model.session import SessionRow
+from perdure.stores.sqlite import SqliteStore
+from perdure.testing import VirtualClock
+from perdure.testing.crash import Crash, Ending, ForkServer, Lab, Ledger, capture, play
 from tests.crash.worker import SESSIONS, SHORT, agent_for, stepping
 from tests.keys import within_store
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import pytest
 from msgspec import Struct
 
-from mainstay.testing.crash import Crash, ForkServer, Mode, Played, StoreKind, play
+from perdure.testing.crash import Crash, ForkServer, Mode, Played, StoreKind, play
 from tests.crash.parked import awaiting
 
 

@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 import pytest
 
-from mainstay.engine.journal import load
-from mainstay.model.record import slots
-from mainstay.ports.store import Store
-from mainstay.testing.crash import Crash, ForkServer, KillResult, Lab, Mode, Played, Report, StoreKind, plans, play
+from perdure.engine.journal import load
+from perdure.model.record import slots
+from perdure.ports.store import Store
+from perdure.testing.crash import Crash, ForkServer, KillResult, Lab, Mode, Played, Report, StoreKind, plans, play
 from tests.crash.hooked import hooked, remembering
 
 # Call -> the hook that decides about it.

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from msgspec import Struct
 
-from mainstay.stores.sqlite import SqliteStore
+from perdure.stores.sqlite import SqliteStore
 from tests.stores.child import turn
 
 TURNS = 6

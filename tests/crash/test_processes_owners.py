@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from mainstay import Runtime
-from mainstay.engine.lease import LeaseTerms
-from mainstay.model.process import Abandoned, Cancelled, Failure, Success
+from perdure import Runtime
+from perdure.engine.lease import LeaseTerms
+from perdure.model.process import Abandoned, Cancelled, Failure, Success
 from tests.crash.children import beats, child, count, disk, folder, kinds, rows
 from tests.crash.process_worker import PATIENCE, SHORT, Outside, entered, runtime, working
 from tests.kit import crash, until

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from msgspec import Struct
 
-from mainstay import ProcessContext, process
-from mainstay.model.process import ProcessRecovery, Registration, Success
-from mainstay.ports.process import EngineRun
-from mainstay.testing.crash import Crash, ForkServer, Lab, Played, StoreKind, play
+from perdure import ProcessContext, process
+from perdure.model.process import ProcessRecovery, Registration, Success
+from perdure.ports.process import EngineRun
+from perdure.testing.crash import Crash, ForkServer, Lab, Played, StoreKind, play
 
 STORES: tuple[StoreKind, ...] = ("memory", "sqlite")
 

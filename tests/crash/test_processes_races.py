@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from mainstay import Runtime
-from mainstay.errors import ProcessEnded, ProcessPruned
-from mainstay.model.process import Failure, NoLongerRetained, Success
-from mainstay.testing import VirtualClock
+from perdure import Runtime
+from perdure.errors import ProcessEnded, ProcessPruned
+from perdure.model.process import Failure, NoLongerRetained, Success
+from perdure.testing import VirtualClock
 from tests.crash.children import Child, child, count, folder, rows
 from tests.crash.process_worker import PATIENCE, Outside, asking, quick, runtime, working
 from tests.kit import until
@@ -108,7 +108,7 @@ async def test_two_thousand_open_processes_are_recovered_after_a_kill(
     assert statuses == {}, "nothing lives any more"
     added = {f"p-{n:04}" for n in range(0, total, 4)} | {f"p-{n:04}.1" for n in range(3, total, 4)}
     assert count(outside, "work") == dict.fromkeys(added, 1)
-    record_property("mainstay", f"processes: {total} open ones recovered in {seconds:.1f} s after a kill")
+    record_property("perdure", f"processes: {total} open ones recovered in {seconds:.1f} s after a kill")
 
 
 # ---------------------------------------------------------------------- starts while others sweep

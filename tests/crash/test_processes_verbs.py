@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from msgspec import Struct
 
-from mainstay.errors import ProcessStuck
-from mainstay.model.process import Registration, Success, WakeTarget
-from mainstay.ports.process import EngineRun
-from mainstay.testing.crash import Crash, ForkServer, Lab, Played, StoreKind, play
+from perdure.errors import ProcessStuck
+from perdure.model.process import Registration, Success, WakeTarget
+from perdure.ports.process import EngineRun
+from perdure.testing.crash import Crash, ForkServer, Lab, Played, StoreKind, play
 from tests.crash.test_processes_points import idle
 
 STORES: tuple[StoreKind, ...] = ("memory", "sqlite")

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, ModelRequest, ToolCall, ToolContext, tool
-from mainstay.errors import AlreadyAnswered
-from mainstay.testing import FunctionModel
-from mainstay.testing.crash import Crash, Lab, Report, StoreKind, play
+from perdure import Agent, ModelRequest, ToolCall, ToolContext, tool
+from perdure.errors import AlreadyAnswered
+from perdure.testing import FunctionModel
+from perdure.testing.crash import Crash, Lab, Report, StoreKind, play
 from tests.crash.reference import ATTENDED, patiently
 
 

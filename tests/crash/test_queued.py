@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from msgspec import Struct
 
-from mainstay import Agent, ModelRequest, ModelResponse, Session, ToolCall, ToolContext, TurnResult, Usage, tool
-from mainstay.errors import AlreadyAnswered
-from mainstay.model.outcome import Queued
-from mainstay.testing import FunctionModel
-from mainstay.testing.crash import MODES, Crash, ForkServer, Lab, Mode, Played, StoreKind, play
+from perdure import Agent, ModelRequest, ModelResponse, Session, ToolCall, ToolContext, TurnResult, Usage, tool
+from perdure.errors import AlreadyAnswered
+from perdure.model.outcome import Queued
+from perdure.testing import FunctionModel
+from perdure.testing.crash import MODES, Crash, ForkServer, Lab, Mode, Played, StoreKind, play
 from tests.crash.reference import ATTENDED, patiently
 
 STORES: tuple[StoreKind, ...] = ("memory", "sqlite")

@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 import pytest
 
-from mainstay.testing.crash import Crash, ForkServer, Mode, Played, kill_everywhere
+from perdure.testing.crash import Crash, ForkServer, Mode, Played, kill_everywhere
 from tests.crash.coded import called
 from tests.crash.reference import SESSION
 

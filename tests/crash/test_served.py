@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mainstay.testing.crash import Crash, Mode, play
+from perdure.testing.crash import Crash, Mode, play
 from tests.crash.served import Served, asked, called
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="servers over pipes run on Linux")

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from mainstay.stores.sqlite import SqliteStore
-from mainstay.testing.crash import Ledger, capture
+from perdure.stores.sqlite import SqliteStore
+from perdure.testing.crash import Ledger, capture
 from tests.crash.speaker import INPUTS
 from tests.keys import within_store
 

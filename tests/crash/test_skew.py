@@ -14,15 +14,15 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, ModelRequest, ProcessContext, Runtime, ToolCall, ToolContext, process, tool
-from mainstay.engine.journal import load
-from mainstay.engine.lease import LeaseTerms
-from mainstay.errors import AlreadyAnswered
-from mainstay.model.record import Ended, Faltered
-from mainstay.model.tool import OutcomeUnknown
-from mainstay.testing import FunctionModel, VirtualClock
-from mainstay.testing.clock import EPOCH_MS
-from mainstay.testing.crash import Crash, ForkServer, play
+from perdure import Agent, ModelRequest, ProcessContext, Runtime, ToolCall, ToolContext, process, tool
+from perdure.engine.journal import load
+from perdure.engine.lease import LeaseTerms
+from perdure.errors import AlreadyAnswered
+from perdure.model.record import Ended, Faltered
+from perdure.model.tool import OutcomeUnknown
+from perdure.testing import FunctionModel, VirtualClock
+from perdure.testing.clock import EPOCH_MS
+from perdure.testing.crash import Crash, ForkServer, play
 from tests.crash.children import child, count, folder, rows
 from tests.crash.outcomes import Fate
 from tests.crash.process_worker import HOUR, Outside

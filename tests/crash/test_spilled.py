@@ -12,7 +12,7 @@ import pytest
 from msgspec import Struct
 from msgspec.structs import replace
 
-from mainstay.testing.crash import MODES, Crash, ForkServer, Mode, Played, StoreKind, play
+from perdure.testing.crash import MODES, Crash, ForkServer, Mode, Played, StoreKind, play
 from tests.crash.reference import SESSION
 from tests.crash.spilled import spilled
 
@@ -173,4 +173,4 @@ def test_real_kill_has_its_ruled_fate(forks: ForkServer, crash: Crash, fate: Fat
 def test_each_of_the_nine_puts_dies_in_three_ways(record_property: Callable[[str, object], None]) -> None:
     assert len([death for death in DEATHS if "put blob" in str(death.id)]) == 27
     cases = len(STORES) * (len(DEATHS) + len(WRITES)) + len(KILLS)
-    record_property("mainstay", f"crash, spilled: {len(RULINGS)} points, {cases} cases")
+    record_property("perdure", f"crash, spilled: {len(RULINGS)} points, {cases} cases")

@@ -12,10 +12,10 @@ from collections.abc import Generator
 import pytest
 from msgspec import Struct
 
-from mainstay import Agent, ModelRequest, ModelResponse, Usage
-from mainstay.ports.store import Store
-from mainstay.testing import FunctionModel
-from mainstay.testing.crash import MODES, Crash, ForkServer, Lab, Mode, Played, StoreKind, play
+from perdure import Agent, ModelRequest, ModelResponse, Usage
+from perdure.ports.store import Store
+from perdure.testing import FunctionModel
+from perdure.testing.crash import MODES, Crash, ForkServer, Lab, Mode, Played, StoreKind, play
 from tests.crash.reference import ATTENDED, patiently
 
 STORES: tuple[StoreKind, ...] = ("memory", "sqlite")

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from mainstay.testing.crash import Crash, KillResult, Played, Report, play
-from mainstay.testing.crash.scenario import Scenario
+from perdure.testing.crash import Crash, KillResult, Played, Report, play
+from perdure.testing.crash.scenario import Scenario
 from tests.crash.delegated import cancelled, delegated, followed, reminded, waited
 from tests.fuzzing import REAL_KILLS
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from mainstay.model.process import ProcessRow, Success
-from mainstay.stores.sqlite import SqliteStore
+from perdure.model.process import ProcessRow, Success
+from perdure.stores.sqlite import SqliteStore
 from tests.crash.suspects import STARTED
 
 pytestmark = [pytest.mark.kill, pytest.mark.slow]

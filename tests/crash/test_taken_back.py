@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 import pytest
 
-from mainstay import Agent, ToolContext, ToolError, tool
-from mainstay.testing.crash import Crash, Lab, Report, play
+from perdure import Agent, ToolContext, ToolError, tool
+from perdure.testing.crash import Crash, Lab, Report, play
 from tests.kit import agent_calling
 
 

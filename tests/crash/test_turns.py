@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, Budget, ModelRequest, ToolCall, ToolContext, tool
-from mainstay.errors import SessionDeleted
-from mainstay.model.event import Gap, TextDelta, TurnCommitted
-from mainstay.testing import FunctionModel
-from mainstay.testing.crash import (
+from perdure import Agent, Budget, ModelRequest, ToolCall, ToolContext, tool
+from perdure.errors import SessionDeleted
+from perdure.model.event import Gap, TextDelta, TurnCommitted
+from perdure.testing import FunctionModel
+from perdure.testing.crash import (
     Crash,
     ForkServer,
     Lab,
@@ -102,7 +102,7 @@ def test_fork_and_delete_survive_every_real_kill(record_property: Callable[[str,
     report = kill_everywhere(fork_and_delete, real=True)
 
     assert (report.lost, report.repeated, report.problems, report.unreached) == (0, 0, [], [])
-    record_property("mainstay", f"crash: {report}")
+    record_property("perdure", f"crash: {report}")
 
 
 # ---------------------------------------------------------------------- T19: whoever watched

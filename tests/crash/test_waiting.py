@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 from msgspec import Struct
 
-from mainstay.testing.crash import Crash, ForkServer, Mode, Played, StoreKind, play
+from perdure.testing.crash import Crash, ForkServer, Mode, Played, StoreKind, play
 from tests.crash.waiting import WAITS, limited, lost_file
 
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, ToolContext, tool
-from mainstay.ports.store import Store
-from mainstay.processes.function.context import ProcessContext
-from mainstay.processes.function.engine import process
-from mainstay.testing.crash import Lab, Report
+from perdure import Agent, ToolContext, tool
+from perdure.ports.store import Store
+from perdure.processes.function.context import ProcessContext
+from perdure.processes.function.engine import process
+from perdure.testing.crash import Lab, Report
 from tests.crash.reference import ATTENDED, SESSION, patiently
 from tests.kit import agent_calling
 

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from msgspec import Struct
 
-from mainstay import Agent, ModelRequest, ToolCall, ToolContext, tool
-from mainstay.ports.store import Store
-from mainstay.processes.function.context import ProcessContext
-from mainstay.processes.function.engine import process
-from mainstay.testing import FunctionModel
-from mainstay.testing.crash import MODES, Crash, ForkServer, Lab, Mode, Played, StoreKind, play
-from mainstay.testing.crash.scenario import Scenario
+from perdure import Agent, ModelRequest, ToolCall, ToolContext, tool
+from perdure.ports.store import Store
+from perdure.processes.function.context import ProcessContext
+from perdure.processes.function.engine import process
+from perdure.testing import FunctionModel
+from perdure.testing.crash import MODES, Crash, ForkServer, Lab, Mode, Played, StoreKind, play
+from perdure.testing.crash.scenario import Scenario
 from tests.crash.reference import ATTENDED, patiently
 
 STORES: tuple[StoreKind, ...] = ("memory", "sqlite")

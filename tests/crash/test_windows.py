@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mainstay.testing.crash import CallEnding, Crash, ForkServer, Played, play
+from perdure.testing.crash import CallEnding, Crash, ForkServer, Played, play
 from tests.crash import windows
 from tests.keys import happened, within_store
 

@@ -20,8 +20,8 @@ import pytest
 from msgspec import Struct
 from msgspec.structs import replace
 
-from mainstay.testing.crash import Crash, ForkServer, Played, plans
-from mainstay.testing.model_server import Asked, ModelServer, Reply
+from perdure.testing.crash import Crash, ForkServer, Played, plans
+from perdure.testing.model_server import Asked, ModelServer, Reply
 from tests.crash.wired import CASE, OWN_TOOLS, PID, URL, Case, Kind, turn
 from tests.fuzzing import cases
 from tests.providers.wire import ANSWERS
@@ -194,7 +194,7 @@ def test_an_answer_cut_off_by_a_kill_is_asked_for_once_more_and_a_recorded_one_n
         asked = [(line.key, line.data) for line in played.ledger if line.name == "model"]
         assert len(asked) == len(requests) + bool(place), place
         assert len(set(asked)) == len(requests), f"{place}: under another id"
-    record_property("mainstay", f"killed by its server over HTTP, {case}: {len(chosen)} of {len(places(case))}")
+    record_property("perdure", f"killed by its server over HTTP, {case}: {len(chosen)} of {len(places(case))}")
 
 
 class Fate(Struct, frozen=True):
@@ -262,4 +262,4 @@ def test_every_kill_around_a_request_over_http_has_its_ruled_fate(
         _, calls, unknown = outcome_of(played)
         put = next(outcome for _, name, outcome in calls if name == "put")
         assert Fate(server.ledger(), *effects(played), put, unknown) == ruling(crash), crash
-    record_property("mainstay", f"killed at its points over HTTP, {dialect}: {len(chosen)} of {len(every)}")
+    record_property("perdure", f"killed at its points over HTTP, {dialect}: {len(chosen)} of {len(every)}")

@@ -10,12 +10,12 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
-from mainstay import Agent, Image, ModelRequest, ModelResponse, RateLimit, Session, Usage
-from mainstay.model.event import RateLimitWait
-from mainstay.model.message import Stored, Text
-from mainstay.stores.memory import MemoryBlobs
-from mainstay.testing import FunctionModel
-from mainstay.testing.crash import Lab
+from perdure import Agent, Image, ModelRequest, ModelResponse, RateLimit, Session, Usage
+from perdure.model.event import RateLimitWait
+from perdure.model.message import Stored, Text
+from perdure.stores.memory import MemoryBlobs
+from perdure.testing import FunctionModel
+from perdure.testing.crash import Lab
 
 WAITS = "the second call waits"
 

@@ -11,9 +11,9 @@ import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from mainstay import Runtime
-from mainstay.model.event import AnyEvent, Gap, TextDelta
-from mainstay.testing.crash import Ledger, LedgerLine
+from perdure import Runtime
+from perdure.model.event import AnyEvent, Gap, TextDelta
+from perdure.testing.crash import Ledger, LedgerLine
 from tests.kit import print_line, until
 
 

@@ -13,12 +13,12 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any, get_args
 
-from mainstay import Agent, ModelRequest, Retry, Session, Tool, ToolCall, ToolContext, tool
-from mainstay.model.outcome import PendingCall
-from mainstay.model.tool import Approval, Recovery
-from mainstay.runtime import Runtime
-from mainstay.testing import FunctionModel
-from mainstay.testing.crash import Lab
+from perdure import Agent, ModelRequest, Retry, Session, Tool, ToolCall, ToolContext, tool
+from perdure.model.outcome import PendingCall
+from perdure.model.tool import Approval, Recovery
+from perdure.runtime import Runtime
+from perdure.testing import FunctionModel
+from perdure.testing.crash import Lab
 
 KINDS = ("plain", "queued", "approved", "retried", "deferred")
 RECOVERIES: tuple[Recovery, ...] = get_args(Recovery)

@@ -14,13 +14,13 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 from msgspec import Struct
 
-from mainstay import Agent, ModelSettings, ProviderTool, ToolContext, tool
-from mainstay.providers.http import HttpProvider, no_key
-from mainstay.testing.crash import Lab
+from perdure import Agent, ModelSettings, ProviderTool, ToolContext, tool
+from perdure.providers.http import HttpProvider, no_key
+from perdure.testing.crash import Lab
 from tests.providers.wire import MODEL, dialects
 
-URL = "MAINSTAY_TEST_MODEL_SERVER"
-CASE = "MAINSTAY_TEST_CASE"
+URL = "PERDURE_TEST_MODEL_SERVER"
+CASE = "PERDURE_TEST_CASE"
 PID = "x-test-pid"
 
 Kind: TypeAlias = Literal["text", "tool", "prompt", "provider tools"]

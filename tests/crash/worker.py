@@ -15,11 +15,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from mainstay import Agent, ModelRequest, ProcessContext, ToolCall, ToolContext, process, tool
-from mainstay.engine.lease import LeaseTerms
-from mainstay.runtime import Runtime
-from mainstay.testing import FunctionModel
-from mainstay.testing.crash import Ledger, LedgerLine
+from perdure import Agent, ModelRequest, ProcessContext, ToolCall, ToolContext, process, tool
+from perdure.engine.lease import LeaseTerms
+from perdure.runtime import Runtime
+from perdure.testing import FunctionModel
+from perdure.testing.crash import Ledger, LedgerLine
 from tests.kit import print_line, until
 
 SHORT = LeaseTerms(term=3, renewal=0.5)

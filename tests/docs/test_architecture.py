@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SOURCE = ROOT / "src" / "mainstay"
+SOURCE = ROOT / "src" / "perdure"
 TEXT = (ROOT / "ARCHITECTURE.md").read_text()
 CODE = "\n".join(path.read_text() for path in sorted(SOURCE.rglob("*.py")))
 

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import pytest
 
-import mainstay
+import perdure
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -65,7 +65,7 @@ def name_of(path: Path) -> str:
 def test_every_python_block_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)  # the `mainstay` of this Python
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)  # the `perdure` of this Python
     before = set(sys.modules)
     module = types.ModuleType(f"example_of_{page.stem.lower()}")
     sys.modules[module.__name__] = module  # dataclasses and annotations look their names up there
@@ -138,14 +138,14 @@ GROUPS = ("processes",)
 
 @functools.cache
 def help_of(*command: str) -> str:
-    run = [sys.executable, "-c", "from mainstay.cli import main; main()", *command, "--help"]
+    run = [sys.executable, "-c", "from perdure.cli import main; main()", *command, "--help"]
     wide = {**os.environ, "COLUMNS": "200", "NO_COLOR": "1"}
     done = subprocess.run(run, capture_output=True, text=True, timeout=60, env=wide)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-@pytest.mark.parametrize(("where", "words"), command_lines("mainstay"))
+@pytest.mark.parametrize(("where", "words"), command_lines("perdure"))
 def test_every_command_line_shown_exists(where: str, words: tuple[str, ...]) -> None:
     command = words[:2] if words[0] in GROUPS else words[:1]
     options = [word.partition("=")[0] for word in words[1:] if word.startswith("--")]
@@ -183,7 +183,7 @@ def test_a_decision_record_states_its_decision_and_has_its_four_parts(path: Path
 # Glossary
 
 
-@pytest.mark.parametrize("name", mainstay.__all__)
+@pytest.mark.parametrize("name", perdure.__all__)
 def test_the_glossary_knows_every_public_name(name: str) -> None:
     assert f"`{name}`" in (ROOT / "CONTEXT.md").read_text()
 

@@ -10,9 +10,9 @@ from typing import Any, get_args
 import pytest
 import typer
 
-from mainstay import Agent, Budget, Runtime, Workspace
-from mainstay.cli.app import app
-from mainstay.model import event, outcome
+from perdure import Agent, Budget, Runtime, Workspace
+from perdure.cli.app import app
+from perdure.model import event, outcome
 
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from mainstay.engine.admission import Admission, Capacity, Needs
+from perdure.engine.admission import Admission, Capacity, Needs
 from tests.fuzzing import cases
 
 FREE: Needs = ()

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from mainstay.engine.control import Control, OutOfTime, SelfCancelled, TurnCancelled
-from mainstay.model.session import CancelRequest
-from mainstay.ports.process import Leaving
+from perdure.engine.control import Control, OutOfTime, SelfCancelled, TurnCancelled
+from perdure.model.session import CancelRequest
+from perdure.ports.process import Leaving
 
 REQUEST = CancelRequest("ann", "enough")
 

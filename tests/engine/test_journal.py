@@ -7,20 +7,20 @@ from typing import TypeVar
 
 import pytest
 
-from mainstay.engine.journal import SPILL_BYTES, TurnJournal, load, load_turns, spill
-from mainstay.errors import BlobMissing, Fenced, StoreDamaged, StoreError, StoreInherited, StoreUnavailable
-from mainstay.graph.commit import End
-from mainstay.graph.view import Turn
-from mainstay.model.codec import encode
-from mainstay.model.llm import Usage
-from mainstay.model.message import Message, Text, ToolCall
-from mainstay.model.outcome import Finished
-from mainstay.model.record import Closed, Delivered, Ended, Joined, Record, Replied, Said, Slot, Spilled
-from mainstay.model.session import CancelRequest, WaitRow
-from mainstay.model.tool import Cancelled, Ok
-from mainstay.model.write import Accept, Cancel, CancelWon, Claim, Committed, SessionRef, TurnScope, Write
-from mainstay.stores.memory import MemoryBlobs, MemoryRows, MemoryStore
-from mainstay.testing import VirtualClock
+from perdure.engine.journal import SPILL_BYTES, TurnJournal, load, load_turns, spill
+from perdure.errors import BlobMissing, Fenced, StoreDamaged, StoreError, StoreInherited, StoreUnavailable
+from perdure.graph.commit import End
+from perdure.graph.view import Turn
+from perdure.model.codec import encode
+from perdure.model.llm import Usage
+from perdure.model.message import Message, Text, ToolCall
+from perdure.model.outcome import Finished
+from perdure.model.record import Closed, Delivered, Ended, Joined, Record, Replied, Said, Slot, Spilled
+from perdure.model.session import CancelRequest, WaitRow
+from perdure.model.tool import Cancelled, Ok
+from perdure.model.write import Accept, Cancel, CancelWon, Claim, Committed, SessionRef, TurnScope, Write
+from perdure.stores.memory import MemoryBlobs, MemoryRows, MemoryStore
+from perdure.testing import VirtualClock
 
 R = TypeVar("R")
 

@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from mainstay.graph.commit import End
-from mainstay.model.outcome import Finished
-from mainstay.model.record import Closed, Ended, Replied, Said
-from mainstay.testing import VirtualClock
+from perdure.graph.commit import End
+from perdure.model.outcome import Finished
+from perdure.model.record import Closed, Ended, Replied, Said
+from perdure.testing import VirtualClock
 from tests.engine.test_journal import ANSWER, CALL, ENDED, USAGE, FaultyStore, begin, read
 
 

@@ -6,11 +6,11 @@ from typing import TypeVar
 
 import pytest
 
-from mainstay.engine.lease import LeaseTerms, Worker
-from mainstay.errors import InvalidDefinition
-from mainstay.model.write import Accept, Claim, Release, Retire, SessionRef, TurnScope, Write
-from mainstay.stores.memory import MemoryRows, MemoryStore
-from mainstay.testing import VirtualClock
+from perdure.engine.lease import LeaseTerms, Worker
+from perdure.errors import InvalidDefinition
+from perdure.model.write import Accept, Claim, Release, Retire, SessionRef, TurnScope, Write
+from perdure.stores.memory import MemoryRows, MemoryStore
+from perdure.testing import VirtualClock
 from tests.kit import claimable
 
 R = TypeVar("R")

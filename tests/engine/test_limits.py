@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mainstay import RateLimit
-from mainstay.engine.rate_limits import LONGEST, RAMP, Limiter, Ticket
-from mainstay.errors import InvalidDefinition
-from mainstay.model.llm import RateReport, Remaining
+from perdure import RateLimit
+from perdure.engine.rate_limits import LONGEST, RAMP, Limiter, Ticket
+from perdure.errors import InvalidDefinition
+from perdure.model.llm import RateReport, Remaining
 
 A, B, ALL = "p:a", "p:b", "p:"
 

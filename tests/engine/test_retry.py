@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mainstay.engine.retry import MODEL_RETRIES, RetryPolicy
+from perdure.engine.retry import MODEL_RETRIES, RetryPolicy
 
 
 class Noise:

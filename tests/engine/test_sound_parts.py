@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from mainstay import ModelResponse, Usage
-from mainstay.engine.model_call import sound_parts
-from mainstay.errors import InvalidInput
+from perdure import ModelResponse, Usage
+from perdure.engine.model_call import sound_parts
+from perdure.errors import InvalidInput
 
 FIGURES = [name for name in Usage.__struct_fields__ if name != "missing"]
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from mainstay.engine.runner import Supervisor
+from perdure.engine.runner import Supervisor
 
 
 async def test_a_fault_ends_its_task_only_and_is_written_down(caplog: pytest.LogCaptureFixture) -> None:

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from mainstay.engine.waiters import CurrentWork, Waiters
+from perdure.engine.waiters import CurrentWork, Waiters
 
 
 async def test_every_waiter_of_a_part_gets_the_result_and_no_other_does() -> None:

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mainstay import Agent, Runtime, ToolCall, tool
-from mainstay.engine.waits import sign, verify, wait_id
-from mainstay.errors import BlobMissing, UnknownWait
-from mainstay.model.codec import spilled
-from mainstay.testing import ScriptedModel
+from perdure import Agent, Runtime, ToolCall, tool
+from perdure.engine.waits import sign, verify, wait_id
+from perdure.errors import BlobMissing, UnknownWait
+from perdure.model.codec import spilled
+from perdure.testing import ScriptedModel
 
 SECRET, OTHER = b"s" * 32, b"t" * 32
 WAIT = "chat-1.7.1.0:deferred"

@@ -16,7 +16,7 @@ import tests.golden.package  # noqa: F401  # first, because it decides which pac
 
 # isort: split
 
-from mainstay import (
+from perdure import (
     Agent,
     Limit,
     Message,
@@ -34,13 +34,13 @@ from mainstay import (
     process,
     tool,
 )
-from mainstay.errors import OutcomeUnknown
-from mainstay.mcp import McpServer
-from mainstay.model.code import CPython
-from mainstay.model.plugin import PluginSnapshot
-from mainstay.plugins import InputContext, PromptContext, SessionContext, SnapshotReader, SnapshotWriter, command, query
-from mainstay.processes.function.engine import Process
-from mainstay.testing import FunctionModel
+from perdure.errors import OutcomeUnknown
+from perdure.mcp import McpServer
+from perdure.model.code import CPython
+from perdure.model.plugin import PluginSnapshot
+from perdure.plugins import InputContext, PromptContext, SessionContext, SnapshotReader, SnapshotWriter, command, query
+from perdure.processes.function.engine import Process
+from perdure.testing import FunctionModel
 
 LARGE = "0123456789abcdef" * 4125
 """66,000 characters: a record that holds it is spilled to a blob."""

@@ -26,11 +26,11 @@ import tests.golden.package  # noqa: F401  # first, because it decides which pac
 
 # isort: split
 
-from mainstay import Runtime, Workspace
-from mainstay.model.message import Scalar
-from mainstay.model.monitor import MonitorSpec
-from mainstay.model.process import WakePolicy, WakeTarget
-from mainstay.testing import VirtualClock
+from perdure import Runtime, Workspace
+from perdure.model.message import Scalar
+from perdure.model.monitor import MonitorSpec
+from perdure.model.process import WakePolicy, WakeTarget
+from perdure.testing import VirtualClock
 from tests.golden.definitions import (
     FUNCTIONS,
     FUNCTIONS_SINCE_7,

@@ -11,7 +11,7 @@ import os
 import sys
 from importlib import import_module
 
-PRESENT = "mainstay"
+PRESENT = "perdure"
 PACKAGE = os.environ.get("GOLDEN_PACKAGE", PRESENT)
 
 MODULES = (

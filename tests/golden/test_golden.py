@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 import pytest
 from msgspec.structs import replace
 
-from mainstay import Runtime, Workspace
-from mainstay.errors import (
+from perdure import Runtime, Workspace
+from perdure.errors import (
     AlreadyAnswered,
     KeyConflict,
     ProcessConflict,
@@ -29,15 +29,15 @@ from mainstay.errors import (
     ProcessPruned,
     SessionDeleted,
 )
-from mainstay.model import process as ends
-from mainstay.model.edit import FileRestore, UndoneFile
-from mainstay.model.tool import Cancelled, Denied, Failed, Ok, OutcomeUnknown, PreparedCall, ToolOutcome, ToolSpec
-from mainstay.model.write import SessionFilter
-from mainstay.ports.tool import CallContext
-from mainstay.sessions.result import TurnResult
-from mainstay.stores.sqlite import SqliteStore, schema
-from mainstay.testing import VirtualClock
-from mainstay.workspace.tools import FileTools
+from perdure.model import process as ends
+from perdure.model.edit import FileRestore, UndoneFile
+from perdure.model.tool import Cancelled, Denied, Failed, Ok, OutcomeUnknown, PreparedCall, ToolOutcome, ToolSpec
+from perdure.model.write import SessionFilter
+from perdure.ports.tool import CallContext
+from perdure.sessions.result import TurnResult
+from perdure.stores.sqlite import SqliteStore, schema
+from perdure.testing import VirtualClock
+from perdure.workspace.tools import FileTools
 from tests.cli.shell import shell_json
 from tests.golden.definitions import HOST, LARGE, WORKSPACE, World, runtime, runtime_since_7
 from tests.kit import SOON, until
@@ -770,7 +770,7 @@ async def test_doctor_finds_an_older_store_whole_and_tells_what_is_open(tmp_path
 
 UPGRADE = """
 import asyncio, os, pathlib, shutil, signal, sqlite3, sys
-from mainstay.stores.sqlite import SqliteStore
+from perdure.stores.sqlite import SqliteStore
 
 connect, old, seen = sqlite3.connect, pathlib.Path(sys.argv[1]), []
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from mainstay.graph.commit import End, Tail, close, plan
-from mainstay.model.llm import Usage
-from mainstay.model.message import Text
-from mainstay.model.outcome import BudgetSpent, Finished, Incomplete
-from mainstay.model.record import Closed, Replied, Slot
-from mainstay.model.session import Node
-from mainstay.model.tool import Cancelled
-from mainstay.model.write import Commit, TurnScope
+from perdure.graph.commit import End, Tail, close, plan
+from perdure.model.llm import Usage
+from perdure.model.message import Text
+from perdure.model.outcome import BudgetSpent, Finished, Incomplete
+from perdure.model.record import Closed, Replied, Slot
+from perdure.model.session import Node
+from perdure.model.tool import Cancelled
+from perdure.model.write import Commit, TurnScope
 
 SCOPE = TurnScope("chat", 4, 7, "w-1", 3)
 REPLY = Replied(2, (Text("good day"),))

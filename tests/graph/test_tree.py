@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from mainstay.graph.view import Stretch, Turn, forkable, stretches
-from mainstay.model.llm import Usage
-from mainstay.model.message import Message, Text, ToolCall
-from mainstay.model.outcome import Finished
-from mainstay.model.record import Closed, Ended, Joined, Replied, Said
-from mainstay.model.session import Fork, SessionRow
-from mainstay.model.tool import Cancelled, Ok
+from perdure.graph.view import Stretch, Turn, forkable, stretches
+from perdure.model.llm import Usage
+from perdure.model.message import Message, Text, ToolCall
+from perdure.model.outcome import Finished
+from perdure.model.record import Closed, Ended, Joined, Replied, Said
+from perdure.model.session import Fork, SessionRow
+from perdure.model.tool import Cancelled, Ok
 
 SAID = Said(Message("user", "hi"))
 CALLS = Replied(1, (ToolCall("a", "look"), ToolCall("b", "look")), started=(0, 1))

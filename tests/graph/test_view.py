@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from mainstay.graph.commit import End, close
-from mainstay.graph.view import TurnView, View, turn_view, with_text
-from mainstay.model.llm import Usage
-from mainstay.model.message import Message, Text, ToolCall, ToolResult
-from mainstay.model.outcome import BudgetSpent, Finished, Incomplete, Outcome
-from mainstay.model.record import Closed, Ended, Faltered, Framed, Record, Replied, Said, Started
-from mainstay.model.tool import Cancelled, Failed, Ok, ToolRecord
+from perdure.graph.commit import End, close
+from perdure.graph.view import TurnView, View, turn_view, with_text
+from perdure.model.llm import Usage
+from perdure.model.message import Message, Text, ToolCall, ToolResult
+from perdure.model.outcome import BudgetSpent, Finished, Incomplete, Outcome
+from perdure.model.record import Closed, Ended, Faltered, Framed, Record, Replied, Said, Started
+from perdure.model.tool import Cancelled, Failed, Ok, ToolRecord
 
 USAGE = Usage(input=5, calls=1)
 

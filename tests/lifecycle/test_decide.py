@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from mainstay.errors import InvalidProcess, ProcessEnded, ProcessPruned, UndeclaredEvent, UnknownProcess, WrongAuthority
-from mainstay.lifecycle.process import (
+from perdure.errors import InvalidProcess, ProcessEnded, ProcessPruned, UndeclaredEvent, UnknownProcess, WrongAuthority
+from perdure.lifecycle.process import (
     alive,
     awaits,
     check,
@@ -16,7 +16,7 @@ from mainstay.lifecycle.process import (
     known,
     same_asking,
 )
-from mainstay.model.process import (
+from perdure.model.process import (
     Abandoned,
     Cancelled,
     Event,
@@ -31,7 +31,7 @@ from mainstay.model.process import (
     WaitOn,
     WakeRule,
 )
-from mainstay.model.write import ExternalOwner, ReconciledAbandon, WorkflowKey
+from perdure.model.write import ExternalOwner, ReconciledAbandon, WorkflowKey
 
 RECOVERIES: tuple[Any, ...] = ("rerunnable", "owner_bound", "reattachable", "externally_owned")
 OUTCOMES = [Success(1), Failure("bug"), Cancelled(), Abandoned(Evidence("reconciled_request"))]

@@ -5,9 +5,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from mainstay.lifecycle import process as events
-from mainstay.lifecycle.process import ENDS, fold, replay, statuses
-from mainstay.model.process import (
+from perdure.lifecycle import process as events
+from perdure.lifecycle.process import ENDS, fold, replay, statuses
+from perdure.model.process import (
     Abandoned,
     AbandonRequest,
     Cancelled,
@@ -20,7 +20,7 @@ from mainstay.model.process import (
     WaitOn,
     WakeTarget,
 )
-from mainstay.model.session import CancelRequest
+from perdure.model.session import CancelRequest
 
 OUTCOMES: dict[str, Any] = {
     "process.completed": Success({"n": 1}),

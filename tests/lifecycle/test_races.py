@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from mainstay.errors import Fenced, MainstayError, ProcessEnded
-from mainstay.lifecycle.process import replay
-from mainstay.model.process import TERMINAL, Cancelled, EventType, Failure, ProcessRow, Registration, Success, WaitOn
-from mainstay.model.session import CancelRequest, Node
-from mainstay.model.write import (
+from perdure.errors import Fenced, PerdureError, ProcessEnded
+from perdure.lifecycle.process import replay
+from perdure.model.process import TERMINAL, Cancelled, EventType, Failure, ProcessRow, Registration, Success, WaitOn
+from perdure.model.session import CancelRequest, Node
+from perdure.model.write import (
     Advance,
     Cancel,
     Claim,
@@ -26,9 +26,9 @@ from mainstay.model.write import (
     SendSignal,
     Write,
 )
-from mainstay.stores import rules
-from mainstay.stores.memory import MemoryRows
-from mainstay.stores.rules.rows import ProcessById, run
+from perdure.stores import rules
+from perdure.stores.memory import MemoryRows
+from perdure.stores.rules.rows import ProcessById, run
 
 ASKED = Registration("p", "function", "rerunnable", events=(EventType("signal.go"),))
 FIRST = ProcessScope("p", 1, "w1", 1)
@@ -74,7 +74,7 @@ def begun(registration: Registration = ASKED) -> MemoryRows:
 def tried(rows: MemoryRows, write: Write[Any]) -> Any:
     try:
         return applied(rows, write)
-    except MainstayError as refusal:
+    except PerdureError as refusal:
         return type(refusal)
 
 

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from mainstay.lifecycle import suspects
-from mainstay.model.session import Death, Deaths
+from perdure.lifecycle import suspects
+from perdure.model.session import Death, Deaths
 
 SCOPE, OTHER = 7, -3
 NOBODY, ITSELF, ANOTHER = Death("w"), Death("w", suspect=SCOPE), Death("w", suspect=OTHER)

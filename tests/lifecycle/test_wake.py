@@ -5,8 +5,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from mainstay.lifecycle.process import wake_for, wake_target
-from mainstay.model.process import (
+from perdure.lifecycle.process import wake_for, wake_target
+from perdure.model.process import (
     Cause,
     Event,
     EventType,

@@ -24,9 +24,9 @@ from mcp.client.auth.extensions.client_credentials import (
 from mcp.shared.auth import AuthorizationCodeResult, OAuthClientInformationFull, OAuthClientMetadata
 from pydantic import AnyUrl
 
-from mainstay import Agent, ModelRequest, Runtime, ToolCall
-from mainstay.mcp import Elicitation, McpServer
-from mainstay.testing import FunctionModel
+from perdure import Agent, ModelRequest, Runtime, ToolCall
+from perdure.mcp import Elicitation, McpServer
+from perdure.testing import FunctionModel
 from tests.mcp.test_oauth import Kept
 
 BACK = AnyUrl("http://localhost:9/back")
@@ -68,7 +68,7 @@ def auth(url: str, given: dict[str, Any]) -> Any:
     async def comes_back() -> AuthorizationCodeResult:
         return came_back
 
-    about = OAuthClientMetadata(client_name="mainstay", redirect_uris=[BACK])
+    about = OAuthClientMetadata(client_name="perdure", redirect_uris=[BACK])
     return OAuthClientProvider(url, about, kept, opens, comes_back, client_metadata_url=ABOUT)
 
 

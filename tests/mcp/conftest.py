@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, Runtime
-from mainstay.mcp import McpServer
+from perdure import Agent, Runtime
+from perdure.mcp import McpServer
 from tests.kit import SOON, Place
 
 STUB = Path(__file__).with_name("stub.py")

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent
-from mainstay.errors import UnknownTool
-from mainstay.model.llm import ModelRequest
-from mainstay.model.outcome import Waiting
-from mainstay.model.tool import Denied, Ok
-from mainstay.testing import FunctionModel, VirtualClock
+from perdure import Agent
+from perdure.errors import UnknownTool
+from perdure.model.llm import ModelRequest
+from perdure.model.outcome import Waiting
+from perdure.model.tool import Denied, Ok
+from perdure.testing import FunctionModel, VirtualClock
 from tests.kit import Place, agent_calling
 from tests.mcp.conftest import Stub, runtime_with
 

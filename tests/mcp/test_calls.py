@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, ToolCall
-from mainstay.errors import AlreadyAnswered, InvalidInput, UnknownCall
-from mainstay.mcp import Elicitation, McpServer, Sampling
-from mainstay.model.event import ToolProgress
-from mainstay.model.llm import ModelRequest, ModelResponse, Usage
-from mainstay.model.message import Image, Text
-from mainstay.model.outcome import Finished, Waiting
-from mainstay.model.tool import Failed, Ok, OutcomeUnknown
-from mainstay.testing import FunctionModel, ScriptedModel
+from perdure import Agent, ToolCall
+from perdure.errors import AlreadyAnswered, InvalidInput, UnknownCall
+from perdure.mcp import Elicitation, McpServer, Sampling
+from perdure.model.event import ToolProgress
+from perdure.model.llm import ModelRequest, ModelResponse, Usage
+from perdure.model.message import Image, Text
+from perdure.model.outcome import Finished, Waiting
+from perdure.model.tool import Failed, Ok, OutcomeUnknown
+from perdure.testing import FunctionModel, ScriptedModel
 from tests.kit import Place, agent_calling, crash, until
 from tests.mcp.conftest import Stub, runtime_with, servers_in
 

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mainstay import Agent, Runtime
-from mainstay.errors import InvalidDefinition
-from mainstay.mcp import McpServer, read_mcp_json
-from mainstay.mcp.listing import LONGEST_NAME, exposed_name
-from mainstay.testing import ScriptedModel
+from perdure import Agent, Runtime
+from perdure.errors import InvalidDefinition
+from perdure.mcp import McpServer, read_mcp_json
+from perdure.mcp.listing import LONGEST_NAME, exposed_name
+from perdure.testing import ScriptedModel
 from tests.kit import untyped
 
 

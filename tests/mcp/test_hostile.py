@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, ToolCall
-from mainstay.errors import McpUnavailable
-from mainstay.mcp import Elicitation, Sampling
-from mainstay.mcp.answers import MOST_FILES
-from mainstay.mcp.connection import MOST_QUESTIONS
-from mainstay.model.llm import ModelRequest
-from mainstay.model.tool import Failed, Ok, OutcomeUnknown
-from mainstay.testing import FunctionModel, VirtualClock
+from perdure import Agent, ToolCall
+from perdure.errors import McpUnavailable
+from perdure.mcp import Elicitation, Sampling
+from perdure.mcp.answers import MOST_FILES
+from perdure.mcp.connection import MOST_QUESTIONS
+from perdure.model.llm import ModelRequest
+from perdure.model.tool import Failed, Ok, OutcomeUnknown
+from perdure.testing import FunctionModel, VirtualClock
 from tests.kit import Place, agent_calling, until
 from tests.mcp.conftest import Stub, runtime_with
 from tests.mcp.stub import PIXEL

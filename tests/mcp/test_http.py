@@ -14,9 +14,9 @@ import pytest
 import uvicorn
 from mcp.server import MCPServer
 
-from mainstay.mcp import McpServer
-from mainstay.model.tool import Failed, Ok, OutcomeUnknown
-from mainstay.testing import VirtualClock
+from perdure.mcp import McpServer
+from perdure.model.tool import Failed, Ok, OutcomeUnknown
+from perdure.testing import VirtualClock
 from tests.kit import Place, agent_calling, until
 
 

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 import uvicorn
 
-from mainstay.mcp import McpServer
-from mainstay.mcp.transport import LARGEST_MESSAGE
-from mainstay.model.tool import Failed, Ok, OutcomeUnknown
-from mainstay.testing import VirtualClock
+from perdure.mcp import McpServer
+from perdure.mcp.transport import LARGEST_MESSAGE
+from perdure.model.tool import Failed, Ok, OutcomeUnknown
+from perdure.testing import VirtualClock
 from tests.kit import Place, agent_calling, until
 
 SECRET = "s3cret"

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, Budget, Limit, ToolCall
-from mainstay.errors import AlreadyAnswered, UnknownCall
-from mainstay.mcp import Elicitation, McpServer
-from mainstay.model.llm import ModelRequest, ModelResponse, Usage
-from mainstay.model.outcome import BudgetSpent, Finished, LimitReached
-from mainstay.model.sandbox import Confinement
-from mainstay.model.tool import Failed, Ok, OutcomeUnknown
-from mainstay.testing import FunctionModel
+from perdure import Agent, Budget, Limit, ToolCall
+from perdure.errors import AlreadyAnswered, UnknownCall
+from perdure.mcp import Elicitation, McpServer
+from perdure.model.llm import ModelRequest, ModelResponse, Usage
+from perdure.model.outcome import BudgetSpent, Finished, LimitReached
+from perdure.model.sandbox import Confinement
+from perdure.model.tool import Failed, Ok, OutcomeUnknown
+from perdure.testing import FunctionModel
 from tests.kit import Place, agent_calling, crash, untyped
 from tests.mcp.conftest import STUB, Stub, runtime_with, servers_in
 

@@ -14,8 +14,8 @@ from mcp.client.auth import OAuthClientProvider
 from mcp.shared.auth import AuthorizationCodeResult, OAuthClientInformationFull, OAuthClientMetadata, OAuthToken
 from pydantic import AnyUrl
 
-from mainstay.mcp import McpServer
-from mainstay.model.tool import Ok
+from perdure.mcp import McpServer
+from perdure.model.tool import Ok
 from tests.kit import Place, agent_calling
 from tests.mcp.test_http_hostile import JSON, Evil, Send, echoed, serving
 
@@ -122,7 +122,7 @@ async def test_server_behind_oauth_is_called_and_no_token_is_stored(place: Place
     async with serving(guarded.app) as url:
 
         def server() -> McpServer:
-            about = OAuthClientMetadata(client_name="mainstay", redirect_uris=[AnyUrl("http://localhost:9/back")])
+            about = OAuthClientMetadata(client_name="perdure", redirect_uris=[AnyUrl("http://localhost:9/back")])
             return McpServer("evil", url=url, auth=OAuthClientProvider(url, about, kept, opens, comes_back))
 
         async with place.runtime(agent_calling("mcp__evil__echo"), mcp=[server()]) as runtime:

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, ToolCall
-from mainstay.mcp import McpServer
-from mainstay.model.event import ToolStarted
-from mainstay.model.llm import ModelRequest
-from mainstay.model.tool import Failed, Ok, OutcomeUnknown
-from mainstay.testing import FunctionModel
+from perdure import Agent, ToolCall
+from perdure.mcp import McpServer
+from perdure.model.event import ToolStarted
+from perdure.model.llm import ModelRequest
+from perdure.model.tool import Failed, Ok, OutcomeUnknown
+from perdure.testing import FunctionModel
 from tests.kit import Place, until
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="the server for git needs git")

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, Runtime, tool
-from mainstay.errors import InvalidDefinition, InvalidInput, McpUnavailable
-from mainstay.mcp import McpServer
-from mainstay.model.llm import ModelRequest
-from mainstay.model.tool import Failed, Ok, OutcomeUnknown
-from mainstay.testing import FunctionModel, VirtualClock
+from perdure import Agent, Runtime, tool
+from perdure.errors import InvalidDefinition, InvalidInput, McpUnavailable
+from perdure.mcp import McpServer
+from perdure.model.llm import ModelRequest
+from perdure.model.tool import Failed, Ok, OutcomeUnknown
+from perdure.testing import FunctionModel, VirtualClock
 from tests.kit import Place, agent_calling, until
 from tests.mcp.conftest import Stub, runtime_with, servers_in
 
@@ -336,7 +336,7 @@ def test_sdk_is_imported_only_where_there_are_servers() -> None:
     import subprocess
 
     program = (
-        "import sys, mainstay.mcp; mainstay.mcp.McpServer('a', command=['b']); "
+        "import sys, perdure.mcp; perdure.mcp.McpServer('a', command=['b']); "
         "sys.exit(any(name in sys.modules for name in ('mcp', 'mcp_types', 'pydantic', 'anyio', 'httpx2')))"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from mainstay.errors import InvalidDefinition
-from mainstay.model.code import CodeLimits
+from perdure.errors import InvalidDefinition
+from perdure.model.code import CodeLimits
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mainstay.errors import InvalidInput, TooLarge
-from mainstay.model.codec import (
+from perdure.errors import InvalidInput, TooLarge
+from perdure.model.codec import (
     MAX_DEPTH,
     MAX_VALUE,
     clean,
@@ -31,8 +31,8 @@ from mainstay.model.codec import (
     encode_checked,
     error_text,
 )
-from mainstay.model.message import Message, Part, Reasoning, Text, ToolCall, ToolResult
-from mainstay.model.record import Said
+from perdure.model.message import Message, Part, Reasoning, Text, ToolCall, ToolResult
+from perdure.model.record import Said
 
 GONE = "\ufffd"
 HIGH, LOW = "\ud83d", "\ude00"

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from mainstay.errors import InvalidDefinition, InvalidInput, UnknownTurn, quoted
-from mainstay.model import ids, validate
-from mainstay.model.agent import Budget
-from mainstay.model.message import Message
-from mainstay.model.session import ToolState
+from perdure.errors import InvalidDefinition, InvalidInput, UnknownTurn, quoted
+from perdure.model import ids, validate
+from perdure.model.agent import Budget
+from perdure.model.message import Message
+from perdure.model.session import ToolState
 from tests.kit import untyped
 
 NAN = float("nan")

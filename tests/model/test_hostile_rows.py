@@ -9,7 +9,7 @@ CHILD = """
 import sys
 
 import msgspec
-from mainstay.model.codec import clean, decode, decode_row, encode
+from perdure.model.codec import clean, decode, decode_row, encode
 
 # Pickles that would run a command, import a module and build an object, if anybody unpickled them.
 HOSTILE = [
@@ -22,7 +22,7 @@ HOSTILE = [
     b'{"type":"constructor","id":["os","system"]}',
     b'{"type":"said.1","message":{"lc":1,"type":"constructor","id":["os","system"]}}',
     b'{"type":"os.system"}',
-    b'{"type":"mainstay.model.record.Said","message":{"role":"user","parts":[]}}',
+    b'{"type":"perdure.model.record.Said","message":{"role":"user","parts":[]}}',
     b'{"__class__":"subprocess.Popen","args":["id"]}',
     b"!!python/object/apply:os.system ['id']",
     b"__import__('os').system('id')",

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mainstay.errors import InvalidSessionId, UnknownTurn
-from mainstay.model import ids
+from perdure.errors import InvalidSessionId, UnknownTurn
+from perdure.model import ids
 
 sessions = st.text(st.sampled_from("ab.1-é "), min_size=1, max_size=8).filter(lambda s: s == s.strip())
 numbers = st.integers(0, 10**15 - 1)

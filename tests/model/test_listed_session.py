@@ -1,6 +1,6 @@
 """A listed session as a person sees it in a shell."""
 
-from mainstay.model.session import ListedSession
+from perdure.model.session import ListedSession
 
 
 def test_repr_of_a_listed_session_is_what_one_looks_for() -> None:

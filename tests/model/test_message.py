@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from mainstay.model.llm import ModelResponse, Usage
-from mainstay.model.message import Message, Reasoning, ResultStatus, Text, ToolCall, ToolResult, unanswered
-from mainstay.model.outcome import BudgetSpent, Finished, Waiting
-from mainstay.model.record import (
+from perdure.model.llm import ModelResponse, Usage
+from perdure.model.message import Message, Reasoning, ResultStatus, Text, ToolCall, ToolResult, unanswered
+from perdure.model.outcome import BudgetSpent, Finished, Waiting
+from perdure.model.record import (
     Closed,
     Delivered,
     Ended,
@@ -18,8 +18,8 @@ from mainstay.model.record import (
     Slot,
     Started,
 )
-from mainstay.model.tool import Cancelled, Failed, Ok, ToolSpec
-from mainstay.model.transcript import Transcript
+from perdure.model.tool import Cancelled, Failed, Ok, ToolSpec
+from perdure.model.transcript import Transcript
 
 HI = Message("user", "hi")
 A, B = ToolCall("a", "look"), ToolCall("b", "look")

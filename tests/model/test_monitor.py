@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from mainstay.errors import InvalidCommand
-from mainstay.model.monitor import (
+from perdure.errors import InvalidCommand
+from perdure.model.monitor import (
     MonitorSpec,
     MonitorStatus,
     Watch,
@@ -19,7 +19,7 @@ from mainstay.model.monitor import (
     read_watch,
     watch_events,
 )
-from mainstay.model.process import (
+from perdure.model.process import (
     Abandoned,
     Cancelled,
     Evidence,

@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from mainstay.model.codec import decode_row, encode
-from mainstay.model.llm import Usage
-from mainstay.model.message import Message, Reasoning, Text, ToolCall, ToolResult
-from mainstay.model.outcome import (
+from perdure.model.codec import decode_row, encode
+from perdure.model.llm import Usage
+from perdure.model.message import Message, Reasoning, Text, ToolCall, ToolResult
+from perdure.model.outcome import (
     BudgetSpent,
     Finished,
     Incomplete,
@@ -23,8 +23,8 @@ from mainstay.model.outcome import (
     Waiting,
     kind_of,
 )
-from mainstay.model.plugin import Decision, Issue, PluginSnapshot
-from mainstay.model.record import (
+from perdure.model.plugin import Decision, Issue, PluginSnapshot
+from perdure.model.record import (
     Asking,
     Closed,
     Completed,
@@ -41,7 +41,7 @@ from mainstay.model.record import (
     Spilled,
     Started,
 )
-from mainstay.model.tool import Artifact, BlobRef, Cancelled, Denied, Failed, Ok, OutcomeUnknown
+from perdure.model.tool import Artifact, BlobRef, Cancelled, Denied, Failed, Ok, OutcomeUnknown
 
 HI = Message("user", "hi")
 

@@ -7,14 +7,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from mainstay.errors import InvalidCommand, InvalidDefinition
-from mainstay.model.command import Command, read_command
-from mainstay.model.sandbox import Confinement, SandboxLimits
+from perdure.errors import InvalidCommand, InvalidDefinition
+from perdure.model.command import Command, read_command
+from perdure.model.sandbox import Confinement, SandboxLimits
 
 
 def test_a_confinement_is_stored_with_its_command_and_read_back() -> None:
     asked = Confinement(
-        ("/a",), ("/b",), ("/a/.git",), ("/a/.mainstay",), True, SandboxLimits(processes=3), ("git",), True
+        ("/a",), ("/b",), ("/a/.git",), ("/a/.perdure",), True, SandboxLimits(processes=3), ("git",), True
     )
     command, _ = read_command(["true"], {"sandbox": asked})
 

@@ -121,7 +121,7 @@ def test(tree: Path, arguments: list[str]) -> tuple[int, str]:
     environment = {**os.environ, "PYTHONPATH": str(tree / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
     environment.pop("PYTEST_ADDOPTS", None)
     where = subprocess.run(
-        [sys.executable, "-c", "import mainstay; print(mainstay.__file__)"],
+        [sys.executable, "-c", "import perdure; print(perdure.__file__)"],
         cwd=tree,
         env=environment,
         capture_output=True,
@@ -143,7 +143,7 @@ def test(tree: Path, arguments: list[str]) -> tuple[int, str]:
 
 def try_mutant(name: str) -> tuple[str, str]:
     """The verdict on a mutant, and pytest's last line."""
-    with tempfile.TemporaryDirectory(prefix="mainstay-mutant-") as folder:
+    with tempfile.TemporaryDirectory(prefix="perdure-mutant-") as folder:
         tree = copy(Path(folder).resolve())
         try:
             apply((HERE / f"{name}.diff").read_text(), tree)
@@ -156,7 +156,7 @@ def try_mutant(name: str) -> tuple[str, str]:
 
 def check_unbroken(names: list[str]) -> str | None:
     """Why the same tests fail without any mutant, if they do: then a red run would prove nothing."""
-    with tempfile.TemporaryDirectory(prefix="mainstay-mutant-") as folder:
+    with tempfile.TemporaryDirectory(prefix="perdure-mutant-") as folder:
         tree = copy(Path(folder).resolve())
         for name in names:
             status, line = test(tree, TESTS[name])

@@ -9,8 +9,8 @@ import asyncio
 import sys
 from pathlib import Path
 
-from mainstay import Runtime, Session
-from mainstay.model.event import TextDelta
+from perdure import Runtime, Session
+from perdure.model.event import TextDelta
 from tests.kit import print_line, until
 
 

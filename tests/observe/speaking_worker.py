@@ -10,8 +10,8 @@ import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from mainstay import Agent, ModelRequest, Runtime
-from mainstay.testing import FunctionModel
+from perdure import Agent, ModelRequest, Runtime
+from perdure.testing import FunctionModel
 from tests.kit import print_line, until
 
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, ModelRequest, Runtime, Session, ToolCall, ToolContext, tool
-from mainstay.errors import InvalidCursor
-from mainstay.model.event import (
+from perdure import Agent, ModelRequest, Runtime, Session, ToolCall, ToolContext, tool
+from perdure.errors import InvalidCursor
+from perdure.model.event import (
     AnyEvent,
     Gap,
     ReasoningDelta,
@@ -17,8 +17,8 @@ from mainstay.model.event import (
     TurnCommitted,
     TurnStarted,
 )
-from mainstay.model.message import Reasoning
-from mainstay.testing import FunctionModel, ScriptedModel, VirtualClock
+from perdure.model.message import Reasoning
+from perdure.testing import FunctionModel, ScriptedModel, VirtualClock
 from tests.kit import SOON, Place, TellingModel, until
 
 WORDS = ("one ", "two ", "three ", "four")

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, ModelRequest, ProcessContext, Runtime, Session, ToolCall, process, tool
-from mainstay.errors import InvalidDefinition, SessionDeleted
-from mainstay.model.event import (
+from perdure import Agent, ModelRequest, ProcessContext, Runtime, Session, ToolCall, process, tool
+from perdure.errors import InvalidDefinition, SessionDeleted
+from perdure.model.event import (
     AnyEvent,
     Gap,
     InputDelivered,
@@ -23,9 +23,9 @@ from mainstay.model.event import (
     TurnStarted,
     WaitingFor,
 )
-from mainstay.model.llm import Delta, ModelResponse
-from mainstay.model.outcome import Finished, Queued
-from mainstay.testing import FunctionModel
+from perdure.model.llm import Delta, ModelResponse
+from perdure.model.outcome import Finished, Queued
+from perdure.testing import FunctionModel
 from tests.kit import SOON, Place, agent_calling, crash, until
 
 END = object()

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from mainstay import Runtime
-from mainstay.model.event import Gap, TextDelta, TurnCommitted, TurnStarted
+from perdure import Runtime
+from perdure.model.event import Gap, TextDelta, TurnCommitted, TurnStarted
 from tests.crash.children import Child, folder
 from tests.kit import SOON, until
 from tests.observe.test_front_ends import watching

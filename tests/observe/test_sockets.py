@@ -14,15 +14,15 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from mainstay import Agent, ModelRequest, Runtime
-from mainstay.errors import LiveEventsUnavailable
-from mainstay.model.event import Gap, TextDelta
-from mainstay.model.session import Offers, WorkerRow
-from mainstay.observe.relay import RECONNECT_SECONDS
-from mainstay.observe.remote import ANSWER_SECONDS
-from mainstay.ports.store import WorkerSocket
-from mainstay.stores.sqlite import SqliteStore
-from mainstay.testing import FunctionModel
+from perdure import Agent, ModelRequest, Runtime
+from perdure.errors import LiveEventsUnavailable
+from perdure.model.event import Gap, TextDelta
+from perdure.model.session import Offers, WorkerRow
+from perdure.observe.relay import RECONNECT_SECONDS
+from perdure.observe.remote import ANSWER_SECONDS
+from perdure.ports.store import WorkerSocket
+from perdure.stores.sqlite import SqliteStore
+from perdure.testing import FunctionModel
 from tests.kit import Place, crash, until
 from tests.observe.test_front_ends import END, PacedModel, echo, paced, watching
 
@@ -141,7 +141,7 @@ async def test_a_private_folder_of_another_user_is_refused(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    "name", ["/run/docker.sock", "/tmp/live.sock", "../../x.sock", "other.sock", "/tmp/mainstay-x/../live.sock", "x"]
+    "name", ["/run/docker.sock", "/tmp/live.sock", "../../x.sock", "other.sock", "/tmp/perdure-x/../live.sock", "x"]
 )
 async def test_a_row_leads_to_no_socket_that_a_worker_would_not_make(short: Place, name: str) -> None:
     async with short.runtime(echo()) as worker:

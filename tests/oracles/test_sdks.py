@@ -14,10 +14,10 @@ from urllib.parse import quote
 import msgspec
 import pytest
 
-from mainstay.aws import Credentials, FrameReader, Signing, signed_headers
-from mainstay.model.llm import ModelResponse
-from mainstay.model.message import Text, ToolCall
-from mainstay.testing.model_server import ModelServer
+from perdure.aws import Credentials, FrameReader, Signing, signed_headers
+from perdure.model.llm import ModelResponse
+from perdure.model.message import Text, ToolCall
+from perdure.testing.model_server import ModelServer
 from tests.programs import REQUIRED
 from tests.providers.wire import ANSWERS, MODEL
 

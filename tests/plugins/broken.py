@@ -8,11 +8,11 @@ from typing import Any, ClassVar, cast
 
 import msgspec
 
-from mainstay import Message, ToolContext, tool
-from mainstay.errors import Unavailable
-from mainstay.model.llm import ModelResponse
-from mainstay.model.plugin import AbortTurn, AskPerson, Directive, EmitEvents, PluginSnapshot, PromptPart, ReplaceArgs
-from mainstay.plugins.hooks import (
+from perdure import Message, ToolContext, tool
+from perdure.errors import Unavailable
+from perdure.model.llm import ModelResponse
+from perdure.model.plugin import AbortTurn, AskPerson, Directive, EmitEvents, PluginSnapshot, PromptPart, ReplaceArgs
+from perdure.plugins.hooks import (
     CatalogContext,
     CheckpointContext,
     FilterContext,
@@ -30,7 +30,7 @@ from mainstay.plugins.hooks import (
     TurnEndContext,
     ViewContext,
 )
-from mainstay.ports.services import StreamEnd
+from perdure.ports.services import StreamEnd
 
 # ---------------------------------------------------------------------- without a fault
 

@@ -6,11 +6,11 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from mainstay.model.tool import Failed, Ok, ToolOutcome, ToolSpec
-from mainstay.plugins import decisions
-from mainstay.plugins.calls import Hooks, after_tool_call, before_tool_call
-from mainstay.plugins.hooks import Plugin, SessionContext, ToolCallContext, ToolEndContext
-from mainstay.plugins.registry import PluginSet
+from perdure.model.tool import Failed, Ok, ToolOutcome, ToolSpec
+from perdure.plugins import decisions
+from perdure.plugins.calls import Hooks, after_tool_call, before_tool_call
+from perdure.plugins.hooks import Plugin, SessionContext, ToolCallContext, ToolEndContext
+from perdure.plugins.registry import PluginSet
 
 ARGS = {"n": 1}
 ENDED = Ok("as it was")

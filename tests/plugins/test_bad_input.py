@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, tool
-from mainstay.errors import (
+from perdure import Agent, tool
+from perdure.errors import (
     InvalidArguments,
     InvalidDefinition,
     InvalidInput,
@@ -21,11 +21,11 @@ from mainstay.errors import (
     UnexpectedSession,
     UnknownOperation,
 )
-from mainstay.model.outcome import Finished, PluginAborted
-from mainstay.model.plugin import ReplaceArgs, TriggerEvent
-from mainstay.plugins.hooks import Plugin, SessionContext
-from mainstay.plugins.operations import command, query
-from mainstay.testing import FunctionModel
+from perdure.model.outcome import Finished, PluginAborted
+from perdure.model.plugin import ReplaceArgs, TriggerEvent
+from perdure.plugins.hooks import Plugin, SessionContext
+from perdure.plugins.operations import command, query
+from perdure.testing import FunctionModel
 from tests.kit import Place, agent_calling
 from tests.plugins.made import having
 from tests.plugins.test_engines import Echo

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-import mainstay
-from mainstay.errors import PluginFault
-from mainstay.model.plugin import Issue
-from mainstay.plugins.calls import collect, first, notify, pipe
-from mainstay.plugins.hooks import Plugin
+import perdure
+from perdure.errors import PluginFault
+from perdure.model.plugin import Issue
+from perdure.plugins.calls import collect, first, notify, pipe
+from perdure.plugins.hooks import Plugin
 from tests.plugins.made import having, hooks_of
 
-PACKAGE = str(Path(mainstay.__file__).parent)
+PACKAGE = str(Path(perdure.__file__).parent)
 """Where our code is. The tests may be in any folder, also in one that is called as it is."""
 
 SHORT = 0.01

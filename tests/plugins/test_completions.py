@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, Image, Message, ModelRequest, ModelResponse, ModelSettings, ToolCall, Usage, tool
-from mainstay.errors import InvalidInput, ProviderError
-from mainstay.model.message import ProviderPart, Reasoning, Stored, Text, ToolResult
-from mainstay.model.record import Completed
-from mainstay.model.tool import ToolSpec
-from mainstay.plugins.hooks import Plugin
-from mainstay.plugins.operations import CommandContext, command
-from mainstay.providers.fallback import Fallback
-from mainstay.testing import FunctionModel, ScriptedModel
+from perdure import Agent, Image, Message, ModelRequest, ModelResponse, ModelSettings, ToolCall, Usage, tool
+from perdure.errors import InvalidInput, ProviderError
+from perdure.model.message import ProviderPart, Reasoning, Stored, Text, ToolResult
+from perdure.model.record import Completed
+from perdure.model.tool import ToolSpec
+from perdure.plugins.hooks import Plugin
+from perdure.plugins.operations import CommandContext, command
+from perdure.providers.fallback import Fallback
+from perdure.testing import FunctionModel, ScriptedModel
 from tests.kit import Place, TellingModel, crash
 from tests.plugins.made import having
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from mainstay import Agent, Budget, ModelRequest, ModelSettings, Plugin, Runtime, ToolCall, ToolContext, tool
-from mainstay.model.tool import OutputBudget
-from mainstay.plugins import CommandContext, SessionConfig, SessionContext, command
-from mainstay.testing import FunctionModel
+from perdure import Agent, Budget, ModelRequest, ModelSettings, Plugin, Runtime, ToolCall, ToolContext, tool
+from perdure.model.tool import OutputBudget
+from perdure.plugins import CommandContext, SessionConfig, SessionContext, command
+from perdure.testing import FunctionModel
 from tests.kit import Place, TellingModel, crash
 
 BUDGET = Budget(steps=7)

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from mainstay import Plugin
-from mainstay.plugins import CheckpointContext, PromptContext
-from mainstay.testing.crash import Crash, Point
-from mainstay.testing.plugin_contract import Report, called_again, check_plugin, plugin_contract
-from mainstay.testing.plugin_contract.probe import HookCall
+from perdure import Plugin
+from perdure.plugins import CheckpointContext, PromptContext
+from perdure.testing.crash import Crash, Point
+from perdure.testing.plugin_contract import Report, called_again, check_plugin, plugin_contract
+from perdure.testing.plugin_contract.probe import HookCall
 from tests.plugins import broken
 
 pytestmark = pytest.mark.slow

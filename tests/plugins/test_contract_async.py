@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, Plugin
-from mainstay.errors import InvalidInput
-from mainstay.plugins import ToolCallContext
-from mainstay.testing import FunctionModel, crash
-from mainstay.testing.crash import Crash, Lab
-from mainstay.testing.plugin_contract import check_plugin, check_plugin_async
+from perdure import Agent, Plugin
+from perdure.errors import InvalidInput
+from perdure.plugins import ToolCallContext
+from perdure.testing import FunctionModel, crash
+from perdure.testing.crash import Crash, Lab
+from perdure.testing.plugin_contract import check_plugin, check_plugin_async
 
 
 class Meddling(Plugin):

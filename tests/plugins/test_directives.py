@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from mainstay.errors import PluginFault
-from mainstay.model.codec import convert, decode, encode
-from mainstay.model.message import Message, Text, ToolCall
-from mainstay.model.plugin import (
+from perdure.errors import PluginFault
+from perdure.model.codec import convert, decode, encode
+from perdure.model.message import Message, Text, ToolCall
+from perdure.model.plugin import (
     AbortTurn,
     AskPerson,
     CreateSession,
@@ -25,9 +25,9 @@ from mainstay.model.plugin import (
     ShortCircuit,
     kind_of,
 )
-from mainstay.model.tool import Cancelled, Denied, Failed, Ok, OutcomeUnknown
-from mainstay.plugins.decisions import read
-from mainstay.plugins.hooks import Plugin
+from perdure.model.tool import Cancelled, Denied, Failed, Ok, OutcomeUnknown
+from perdure.plugins.decisions import read
+from perdure.plugins.hooks import Plugin
 
 SEAMS: tuple[Seam, ...] = ("before_turn", "before_tool_call", "after_tool_call", "at_checkpoint", "after_turn")
 

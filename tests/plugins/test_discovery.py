@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from mainstay.errors import InvalidDefinition
-from mainstay.plugins.registry import PluginSet, discover
+from perdure.errors import InvalidDefinition
+from perdure.plugins.registry import PluginSet, discover
 
 CODE = """
-    from mainstay.plugins.hooks import Plugin
+    from perdure.plugins.hooks import Plugin
 
     class Audit(Plugin):
         id = "audit"
@@ -49,7 +49,7 @@ class Site:
         info.mkdir()
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.0\n")
         lines = [f"{name} = {module}:{what}" for name, what in entries.items()]
-        (info / "entry_points.txt").write_text("\n".join(["[mainstay.plugins]", *lines, ""]))
+        (info / "entry_points.txt").write_text("\n".join(["[perdure.plugins]", *lines, ""]))
 
 
 @pytest.fixture

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, Plugin, Runtime
-from mainstay.engine.runner import Stage
-from mainstay.errors import InvalidProcess
-from mainstay.model.process import Abandoned, Evidence, ProcessOutcome, Registration, Success
-from mainstay.ports.process import Engine, EngineRun
-from mainstay.testing import ScriptedModel
+from perdure import Agent, Plugin, Runtime
+from perdure.engine.runner import Stage
+from perdure.errors import InvalidProcess
+from perdure.model.process import Abandoned, Evidence, ProcessOutcome, Registration, Success
+from perdure.ports.process import Engine, EngineRun
+from perdure.testing import ScriptedModel
 from tests.kit import SOON, Place, crash, until
 
 

@@ -11,19 +11,19 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, Document, Image, ModelRequest, Plugin, Runtime, ToolCall, ToolContext, tool
-from mainstay.builtin import Redaction
-from mainstay.errors import InvalidDefinition
-from mainstay.model.codec import MAX_VALUE
-from mainstay.model.event import ToolProgress
-from mainstay.model.message import Stored
-from mainstay.model.plugin import ShortCircuit
-from mainstay.model.tool import Denied, Failed, Ok, PreparedCall, ToolOutcome, ToolSpec
-from mainstay.plugins import FilterContext, StreamContext, ToolCallContext, ToolEndContext
-from mainstay.plugins.registry import PluginSet
-from mainstay.processes.function.context import ProcessContext
-from mainstay.processes.function.engine import process
-from mainstay.testing import FunctionModel, ScriptedModel
+from perdure import Agent, Document, Image, ModelRequest, Plugin, Runtime, ToolCall, ToolContext, tool
+from perdure.builtin import Redaction
+from perdure.errors import InvalidDefinition
+from perdure.model.codec import MAX_VALUE
+from perdure.model.event import ToolProgress
+from perdure.model.message import Stored
+from perdure.model.plugin import ShortCircuit
+from perdure.model.tool import Denied, Failed, Ok, PreparedCall, ToolOutcome, ToolSpec
+from perdure.plugins import FilterContext, StreamContext, ToolCallContext, ToolEndContext
+from perdure.plugins.registry import PluginSet
+from perdure.processes.function.context import ProcessContext
+from perdure.processes.function.engine import process
+from perdure.testing import FunctionModel, ScriptedModel
 from tests.kit import SOON, Place
 from tests.plugins.made import having
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from mainstay.model.message import Message
-from mainstay.model.plugin import (
+from perdure.model.message import Message
+from perdure.model.plugin import (
     AbortTurn,
     AskPerson,
     CreateSession,
@@ -18,8 +18,8 @@ from mainstay.model.plugin import (
     ReplaceArgs,
     ShortCircuit,
 )
-from mainstay.model.tool import BlobRef, Cancelled, Denied, Failed, Ok, OutcomeUnknown
-from mainstay.plugins.hooks import ToolCallContext, ToolEndContext
+from perdure.model.tool import BlobRef, Cancelled, Denied, Failed, Ok, OutcomeUnknown
+from perdure.plugins.hooks import ToolCallContext, ToolEndContext
 from tests.plugins.made import ARGS, ENDED, After, Before, LastAfter, LaterBefore, after, before, failed, having
 
 NO = ShortCircuit(Denied("not today", "policy"))

@@ -8,8 +8,8 @@ from typing import Any, TypeAlias
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mainstay.model.message import Message
-from mainstay.model.plugin import (
+from perdure.model.message import Message
+from perdure.model.plugin import (
     AbortTurn,
     AskPerson,
     CreateSession,
@@ -20,8 +20,8 @@ from mainstay.model.plugin import (
     ReplaceArgs,
     ShortCircuit,
 )
-from mainstay.model.tool import Cancelled, Denied, Failed, Ok, OutcomeUnknown
-from mainstay.plugins.decisions import CallVerdict, Left
+from perdure.model.tool import Cancelled, Denied, Failed, Ok, OutcomeUnknown
+from perdure.plugins.decisions import CallVerdict, Left
 from tests.fuzzing import cases
 from tests.plugins.made import (
     ARGS,

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, Plugin, Runtime
-from mainstay.builtin import Compaction, OutputBudget, Permissions, Plan, Redaction, RollingHistory
-from mainstay.errors import InvalidDefinition
-from mainstay.plugins import command, query
-from mainstay.plugins.hooks import HOOKS
-from mainstay.plugins.registry import PluginSet
-from mainstay.testing import FunctionModel
-from mainstay.tools.define import tool
+from perdure import Agent, Plugin, Runtime
+from perdure.builtin import Compaction, OutputBudget, Permissions, Plan, Redaction, RollingHistory
+from perdure.errors import InvalidDefinition
+from perdure.plugins import command, query
+from perdure.plugins.hooks import HOOKS
+from perdure.plugins.registry import PluginSet
+from perdure.testing import FunctionModel
+from perdure.tools.define import tool
 
 
 def with_method(name: str, method: Any = None, **more: Any) -> Plugin:

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mainstay.errors import InvalidDefinition, PluginConflict
-from mainstay.plugins.hooks import Plugin
-from mainstay.plugins.operations import (
+from perdure.errors import InvalidDefinition, PluginConflict
+from perdure.plugins.hooks import Plugin
+from perdure.plugins.operations import (
     CommandContext,
     OperationContext,
     OperationDefinition,
@@ -25,11 +25,11 @@ from mainstay.plugins.operations import (
     query,
     task,
 )
-from mainstay.sessions.operation_table import OperationTable
-from mainstay.tools.check import check
+from perdure.sessions.operation_table import OperationTable
+from perdure.tools.check import check
 
 if TYPE_CHECKING:
-    from mainstay.plugins import operations as there
+    from perdure.plugins import operations as there
 
 
 class Colour(Enum):

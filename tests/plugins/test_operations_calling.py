@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import pytest
 
-from mainstay import Agent, Message, Runtime
-from mainstay.errors import (
+from perdure import Agent, Message, Runtime
+from perdure.errors import (
     InvalidArguments,
     InvalidSessionId,
     MissingSession,
@@ -22,10 +22,10 @@ from mainstay.errors import (
     UnknownOperation,
     UnknownSession,
 )
-from mainstay.model.message import Text
-from mainstay.model.session import SessionSnapshot
-from mainstay.plugins.hooks import Plugin, SessionContext, SnapshotWriter
-from mainstay.plugins.operations import (
+from perdure.model.message import Text
+from perdure.model.session import SessionSnapshot
+from perdure.plugins.hooks import Plugin, SessionContext, SnapshotWriter
+from perdure.plugins.operations import (
     CommandContext,
     OperationDefinition,
     OperationOutcome,
@@ -37,10 +37,10 @@ from mainstay.plugins.operations import (
     query,
     task,
 )
-from mainstay.plugins.registry import PluginSession, PluginSet
-from mainstay.ports.services import ToolHost
-from mainstay.sessions.operation_table import Operations, OperationSeams, OperationTable, effective_session
-from mainstay.testing import FunctionModel
+from perdure.plugins.registry import PluginSession, PluginSet
+from perdure.ports.services import ToolHost
+from perdure.sessions.operation_table import Operations, OperationSeams, OperationTable, effective_session
+from perdure.testing import FunctionModel
 
 
 class Services:

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, Message, ModelRequest
-from mainstay.errors import InvalidInput, PluginError
-from mainstay.model.outcome import Finished, PluginAborted
-from mainstay.model.plugin import CreateSession
-from mainstay.model.session import load_settings
-from mainstay.plugins.hooks import Plugin, PromptContext, SessionContext, TurnContext
-from mainstay.plugins.operations import QueryContext, query
-from mainstay.testing import FunctionModel
+from perdure import Agent, Message, ModelRequest
+from perdure.errors import InvalidInput, PluginError
+from perdure.model.outcome import Finished, PluginAborted
+from perdure.model.plugin import CreateSession
+from perdure.model.session import load_settings
+from perdure.plugins.hooks import Plugin, PromptContext, SessionContext, TurnContext
+from perdure.plugins.operations import QueryContext, query
+from perdure.testing import FunctionModel
 from tests.kit import Place, TellingModel, crash
 
 

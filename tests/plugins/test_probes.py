@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from mainstay import tool
-from mainstay.model.outcome import Finished, PluginAborted
-from mainstay.plugins.hooks import Plugin, SessionConfig, SessionContext
+from perdure import tool
+from perdure.model.outcome import Finished, PluginAborted
+from perdure.plugins.hooks import Plugin, SessionConfig, SessionContext
 from tests.kit import Place, agent_calling
 
 

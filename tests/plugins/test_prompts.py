@@ -8,14 +8,14 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mainstay import Agent, Message, ModelRequest, ToolCall, tool
-from mainstay.model.outcome import Finished
-from mainstay.model.plugin import Compaction, PromptPart
-from mainstay.model.record import Framed
-from mainstay.model.tool import Ok
-from mainstay.plugins.hooks import Plugin
-from mainstay.testing import FunctionModel
-from mainstay.turn.prompt import compose
+from perdure import Agent, Message, ModelRequest, ToolCall, tool
+from perdure.model.outcome import Finished
+from perdure.model.plugin import Compaction, PromptPart
+from perdure.model.record import Framed
+from perdure.model.tool import Ok
+from perdure.plugins.hooks import Plugin
+from perdure.testing import FunctionModel
+from perdure.turn.prompt import compose
 from tests.kit import Place, texts
 from tests.plugins.made import having
 

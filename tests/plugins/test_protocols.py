@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, Plugin, Session, tool
-from mainstay.errors import InvalidDefinition
-from mainstay.model.message import Part, Text, ToolCall, ToolResult
-from mainstay.model.outcome import Finished, PluginAborted
-from mainstay.model.protocol import Prompt, Reading
-from mainstay.model.tool import Ok
-from mainstay.plugins.hooks import SessionContext
-from mainstay.testing import FunctionModel, ScriptedModel
+from perdure import Agent, Plugin, Session, tool
+from perdure.errors import InvalidDefinition
+from perdure.model.message import Part, Text, ToolCall, ToolResult
+from perdure.model.outcome import Finished, PluginAborted
+from perdure.model.protocol import Prompt, Reading
+from perdure.model.tool import Ok
+from perdure.plugins.hooks import SessionContext
+from perdure.testing import FunctionModel, ScriptedModel
 from tests.kit import SOON, Place, crashed_in, untyped
 from tests.tools.coding import cell
 from tests.turn.protocols import Planning, PlanProtocol

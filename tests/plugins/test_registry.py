@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from mainstay.errors import InvalidDefinition, PluginConflict, PluginError
-from mainstay.plugins.hooks import HOOKS, Plugin, SessionContext, SnapshotReader, SnapshotWriter
-from mainstay.plugins.registry import PluginSet
+from perdure.errors import InvalidDefinition, PluginConflict, PluginError
+from perdure.plugins.hooks import HOOKS, Plugin, SessionContext, SnapshotReader, SnapshotWriter
+from perdure.plugins.registry import PluginSet
 from tests.plugins.made import having
 
 CTX = SessionContext("s", "agent")
@@ -136,7 +136,7 @@ def test_a_second_owner_of_an_exclusive_slot_is_refused_and_both_are_named(slot:
     ("given", "why"),
     [
         (Idle, r"pass a plugin object, not its class: plugins=\[Idle\(…\)\]"),
-        (object(), "a object is no plugin: derive it from mainstay.Plugin"),
+        (object(), "a object is no plugin: derive it from perdure.Plugin"),
         ("audit", "a str is no plugin"),
         (None, "a NoneType is no plugin"),
         (int, "a type is no plugin"),

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, Message, ModelRequest, ToolCall, tool
-from mainstay.errors import Conflict, ProviderError, StaleSettings, UnknownNode, UnknownSession, UnknownTool
-from mainstay.model.llm import ModelResponse, Usage
-from mainstay.model.outcome import Finished, PluginAborted
-from mainstay.model.plugin import CreateSession
-from mainstay.model.record import Closed, Completed
-from mainstay.model.session import Appending, StaleBranch, ToolState, load_settings
-from mainstay.model.tool import Cancelled, Failed, Ok
-from mainstay.plugins.hooks import Plugin, ToolEndContext
-from mainstay.testing import FunctionModel, VirtualClock
+from perdure import Agent, Message, ModelRequest, ToolCall, tool
+from perdure.errors import Conflict, ProviderError, StaleSettings, UnknownNode, UnknownSession, UnknownTool
+from perdure.model.llm import ModelResponse, Usage
+from perdure.model.outcome import Finished, PluginAborted
+from perdure.model.plugin import CreateSession
+from perdure.model.record import Closed, Completed
+from perdure.model.session import Appending, StaleBranch, ToolState, load_settings
+from perdure.model.tool import Cancelled, Failed, Ok
+from perdure.plugins.hooks import Plugin, ToolEndContext
+from perdure.testing import FunctionModel, VirtualClock
 from tests.kit import SOON, Place, TellingModel, crash, overloaded, texts
 from tests.plugins.made import having
 

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, Message, ModelRequest, ModelResponse, Usage
-from mainstay.errors import CodeRuntimeExited, CodeUnavailable, OperationFailed, ProviderUnavailable, Unavailable
-from mainstay.model.plugin import CreateSession, TriggerEvent
-from mainstay.model.session import Appending, StaleBranch
-from mainstay.plugins.hooks import Plugin
-from mainstay.plugins.operations import CommandContext, QueryContext, command, query
-from mainstay.plugins.registry import PluginSet
-from mainstay.testing import FunctionModel
+from perdure import Agent, Message, ModelRequest, ModelResponse, Usage
+from perdure.errors import CodeRuntimeExited, CodeUnavailable, OperationFailed, ProviderUnavailable, Unavailable
+from perdure.model.plugin import CreateSession, TriggerEvent
+from perdure.model.session import Appending, StaleBranch
+from perdure.plugins.hooks import Plugin
+from perdure.plugins.operations import CommandContext, QueryContext, command, query
+from perdure.plugins.registry import PluginSet
+from perdure.testing import FunctionModel
 from tests.kit import Place, texts
 from tests.plugins.made import having
 

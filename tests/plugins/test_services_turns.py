@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, ModelRequest, Runtime, tool
-from mainstay.errors import Conflict, UnknownSession, UnknownTurn
-from mainstay.model.event import TextDelta, TurnCommitted, TurnStarted, WaitingFor
-from mainstay.model.outcome import Finished
-from mainstay.model.plugin import CreateSession
-from mainstay.model.tool import Cancelled, Ok
-from mainstay.plugins.hooks import Plugin
-from mainstay.plugins.operations import CommandContext, command
-from mainstay.testing import FunctionModel
+from perdure import Agent, ModelRequest, Runtime, tool
+from perdure.errors import Conflict, UnknownSession, UnknownTurn
+from perdure.model.event import TextDelta, TurnCommitted, TurnStarted, WaitingFor
+from perdure.model.outcome import Finished
+from perdure.model.plugin import CreateSession
+from perdure.model.tool import Cancelled, Ok
+from perdure.plugins.hooks import Plugin
+from perdure.plugins.operations import CommandContext, command
+from perdure.testing import FunctionModel
 from tests.kit import SOON, Place, TellingModel, agent_calling, crash
 from tests.plugins.made import having
 

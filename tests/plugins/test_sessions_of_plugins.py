@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, Message, ModelRequest, Plugin, ProcessContext, Runtime, process, tool
-from mainstay.errors import InvalidDefinition, InvalidInput, KeyConflict, OperationFailed
-from mainstay.model.event import PluginEvent
-from mainstay.model.plugin import CreateSession, Extension, TriggerEvent
-from mainstay.model.process import TaskSpec
-from mainstay.plugins import (
+from perdure import Agent, Message, ModelRequest, Plugin, ProcessContext, Runtime, process, tool
+from perdure.errors import InvalidDefinition, InvalidInput, KeyConflict, OperationFailed
+from perdure.model.event import PluginEvent
+from perdure.model.plugin import CreateSession, Extension, TriggerEvent
+from perdure.model.process import TaskSpec
+from perdure.plugins import (
     CatalogContext,
     CommandContext,
     QueryContext,
@@ -24,8 +24,8 @@ from mainstay.plugins import (
     command,
     query,
 )
-from mainstay.sessions.services.host import SessionHost
-from mainstay.testing import FunctionModel
+from perdure.sessions.services.host import SessionHost
+from perdure.testing import FunctionModel
 from tests.kit import Place, untyped
 
 

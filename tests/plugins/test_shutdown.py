@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, Plugin, Runtime
-from mainstay.plugins import TurnEndContext
-from mainstay.plugins.hooks import SessionContext
-from mainstay.testing import ScriptedModel
+from perdure import Agent, Plugin, Runtime
+from perdure.plugins import TurnEndContext
+from perdure.plugins.hooks import SessionContext
+from perdure.testing import ScriptedModel
 from tests.kit import Place, TellingModel, crash
 
 

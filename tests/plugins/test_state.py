@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from mainstay.errors import PluginFault
-from mainstay.model.codec import convert, decode, encode
-from mainstay.model.plugin import Issue, PluginSnapshot
-from mainstay.model.tool import BlobRef
-from mainstay.plugins.hooks import Plugin, SnapshotReader, SnapshotWriter
-from mainstay.plugins.registry import fingerprint, is_newer, restore_snapshot, revision_of, take_snapshot
+from perdure.errors import PluginFault
+from perdure.model.codec import convert, decode, encode
+from perdure.model.plugin import Issue, PluginSnapshot
+from perdure.model.tool import BlobRef
+from perdure.plugins.hooks import Plugin, SnapshotReader, SnapshotWriter
+from perdure.plugins.registry import fingerprint, is_newer, restore_snapshot, revision_of, take_snapshot
 
 # echo -n hello | sha256sum, and of nothing
 HELLO = "2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824"

@@ -12,17 +12,17 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, ModelRequest, ToolCall, tool
-from mainstay.engine.journal import load
-from mainstay.errors import Conflict
-from mainstay.model.outcome import Finished, PluginAborted
-from mainstay.model.plugin import AskPerson, PluginSnapshot
-from mainstay.model.record import Record, slots
-from mainstay.model.session import load_settings
-from mainstay.model.tool import Ok
-from mainstay.plugins.hooks import Plugin, SessionContext, SnapshotReader, SnapshotWriter, StreamContext, TurnContext
-from mainstay.plugins.operations import command, query
-from mainstay.testing import FunctionModel
+from perdure import Agent, ModelRequest, ToolCall, tool
+from perdure.engine.journal import load
+from perdure.errors import Conflict
+from perdure.model.outcome import Finished, PluginAborted
+from perdure.model.plugin import AskPerson, PluginSnapshot
+from perdure.model.record import Record, slots
+from perdure.model.session import load_settings
+from perdure.model.tool import Ok
+from perdure.plugins.hooks import Plugin, SessionContext, SnapshotReader, SnapshotWriter, StreamContext, TurnContext
+from perdure.plugins.operations import command, query
+from perdure.testing import FunctionModel
 from tests.kit import SOON, Place, TellingModel, crash
 
 
@@ -525,7 +525,7 @@ async def test_two_runtimes_that_both_changed_the_state_do_not_both_win(file: Pl
 
 CHILD = """
 import asyncio, os, signal, sys
-from mainstay import Runtime
+from perdure import Runtime
 from tests.plugins.test_state_in_turns import Counter, agent
 
 async def main(where):

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, Message, ModelRequest, Session, ToolCall, tool
-from mainstay.errors import PluginError
-from mainstay.model.codec import MAX_VALUE
-from mainstay.model.llm import ModelResponse
-from mainstay.model.message import ToolResult
-from mainstay.model.outcome import Finished, PluginAborted
-from mainstay.model.plugin import Compaction, EnqueueMessages, Issue, PromptPart
-from mainstay.model.record import slots
-from mainstay.model.tool import Cancelled, Failed, Ok
-from mainstay.plugins.hooks import (
+from perdure import Agent, Message, ModelRequest, Session, ToolCall, tool
+from perdure.errors import PluginError
+from perdure.model.codec import MAX_VALUE
+from perdure.model.llm import ModelResponse
+from perdure.model.message import ToolResult
+from perdure.model.outcome import Finished, PluginAborted
+from perdure.model.plugin import Compaction, EnqueueMessages, Issue, PromptPart
+from perdure.model.record import slots
+from perdure.model.tool import Cancelled, Failed, Ok
+from perdure.plugins.hooks import (
     CatalogContext,
     CheckpointContext,
     CompactContext,
@@ -33,8 +33,8 @@ from mainstay.plugins.hooks import (
     TurnEndContext,
     ViewContext,
 )
-from mainstay.sessions.result import TurnResult
-from mainstay.testing import FunctionModel, VirtualClock
+from perdure.sessions.result import TurnResult
+from perdure.testing import FunctionModel, VirtualClock
 from tests.kit import SOON, Place, overloaded, texts
 from tests.plugins.made import having
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, Message, ModelRequest, ToolCall, ToolContext, tool
-from mainstay.model.event import PluginEvent
-from mainstay.model.llm import ModelResponse
-from mainstay.model.outcome import Finished, PendingCall, PluginAborted, Waiting
-from mainstay.model.plugin import (
+from perdure import Agent, Message, ModelRequest, ToolCall, ToolContext, tool
+from perdure.model.event import PluginEvent
+from perdure.model.llm import ModelResponse
+from perdure.model.outcome import Finished, PendingCall, PluginAborted, Waiting
+from perdure.model.plugin import (
     AbortTurn,
     AskPerson,
     CreateSession,
@@ -27,11 +27,11 @@ from mainstay.model.plugin import (
     Seam,
     ShortCircuit,
 )
-from mainstay.model.record import Ended, Started
-from mainstay.model.tool import Denied, Failed, Ok
-from mainstay.plugins.hooks import Plugin, SessionContext, ToolCallContext
-from mainstay.testing import FunctionModel
-from mainstay.tracing.jsonl import JsonlSink
+from perdure.model.record import Ended, Started
+from perdure.model.tool import Denied, Failed, Ok
+from perdure.plugins.hooks import Plugin, SessionContext, ToolCallContext
+from perdure.testing import FunctionModel
+from perdure.tracing.jsonl import JsonlSink
 from tests.kit import SOON, Place
 from tests.plugins.made import having
 

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from mainstay import Agent, ModelRequest, ToolCall, tool
-from mainstay.model.event import Retracted, TextDelta
-from mainstay.model.llm import ModelResponse
-from mainstay.model.message import Text
-from mainstay.model.outcome import Finished, PluginAborted, ProviderFailed
-from mainstay.model.tool import Cancelled, Ok
-from mainstay.plugins.hooks import Plugin, StopStream, StreamContext
-from mainstay.testing import FunctionModel, VirtualClock
+from perdure import Agent, ModelRequest, ToolCall, tool
+from perdure.model.event import Retracted, TextDelta
+from perdure.model.llm import ModelResponse
+from perdure.model.message import Text
+from perdure.model.outcome import Finished, PluginAborted, ProviderFailed
+from perdure.model.tool import Cancelled, Ok
+from perdure.plugins.hooks import Plugin, StopStream, StreamContext
+from perdure.testing import FunctionModel, VirtualClock
 from tests.kit import SOON, Place, TellingModel, overloaded
 from tests.plugins.made import having
 

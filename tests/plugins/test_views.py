@@ -13,15 +13,15 @@ import pytest
 from msgspec import Struct
 from msgspec.structs import replace
 
-from mainstay import Agent, Message, ModelRequest, Plugin, ToolCall, tool
-from mainstay.model.codec import CopiedOnRead, copied, read_only_spec
-from mainstay.model.event import AnyEvent, ToolFinished, ToolStarted, TurnCommitted
-from mainstay.model.message import Text, ToolResult
-from mainstay.model.outcome import Finished
-from mainstay.model.plugin import PluginSnapshot
-from mainstay.model.session import Settings, ToolState
-from mainstay.model.tool import Ok, PreparedCall, ToolSpec
-from mainstay.plugins import (
+from perdure import Agent, Message, ModelRequest, Plugin, ToolCall, tool
+from perdure.model.codec import CopiedOnRead, copied, read_only_spec
+from perdure.model.event import AnyEvent, ToolFinished, ToolStarted, TurnCommitted
+from perdure.model.message import Text, ToolResult
+from perdure.model.outcome import Finished
+from perdure.model.plugin import PluginSnapshot
+from perdure.model.session import Settings, ToolState
+from perdure.model.tool import Ok, PreparedCall, ToolSpec
+from perdure.plugins import (
     CatalogContext,
     CheckpointContext,
     CommandContext,
@@ -37,8 +37,8 @@ from mainstay.plugins import (
     ViewContext,
     command,
 )
-from mainstay.ports.tool import CallContext
-from mainstay.testing import FunctionModel
+from perdure.ports.tool import CallContext
+from perdure.testing import FunctionModel
 from tests.kit import SOON, Place
 from tests.plugins.made import having
 

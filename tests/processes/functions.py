@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from mainstay import Process, Runtime
-from mainstay.model.process import ProcessRow
-from mainstay.model.record import StepRecord
-from mainstay.processes.handle import ProcessHandle
-from mainstay.processes.run import load_steps
-from mainstay.testing import VirtualClock
+from perdure import Process, Runtime
+from perdure.model.process import ProcessRow
+from perdure.model.record import StepRecord
+from perdure.processes.handle import ProcessHandle
+from perdure.processes.run import load_steps
+from perdure.testing import VirtualClock
 from tests.kit import SOON, Place, crash, until
 
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import msgspec
 
-from mainstay import Process, ProcessContext, Retry, Runtime, call, process
-from mainstay.engine.lease import LeaseTerms
-from mainstay.errors import OutcomeUnknown, StepFailed
-from mainstay.testing.crash import Lab, Played
+from perdure import Process, ProcessContext, Retry, Runtime, call, process
+from perdure.engine.lease import LeaseTerms
+from perdure.errors import OutcomeUnknown, StepFailed
+from perdure.testing.crash import Lab, Played
 
 Ctx = ProcessContext[Lab]
 TIMEOUT = 20

@@ -12,18 +12,18 @@ from typing import Any
 
 import pytest
 
-from mainstay import ProcessContext, Runtime, process
-from mainstay.errors import (
+from perdure import ProcessContext, Runtime, process
+from perdure.errors import (
     InvalidDefinition,
     InvalidInput,
-    MainstayError,
+    PerdureError,
     ProcessFailed,
     RuntimeClosed,
     StepFailed,
     WrongLoop,
 )
-from mainstay.model.process import EventType, WakeTarget
-from mainstay.processes.local import External
+from perdure.model.process import EventType, WakeTarget
+from perdure.processes.local import External
 from tests.kit import SOON, Place, untyped
 
 WRONG: Any = 5
@@ -102,7 +102,7 @@ async def test_a_wrong_type_in_a_call_fails_its_process_and_no_store(place: Plac
     async def wrong(ctx: ProcessContext) -> object:
         try:
             await CALLED[what](ctx)
-        except MainstayError as error:
+        except PerdureError as error:
             return error.fault if isinstance(error, StepFailed) else error.code
         return "taken"
 
@@ -239,7 +239,7 @@ def _on_a_loop_of_its_own(handle: Any, refused: list[type[BaseException]]) -> No
     for ask in (handle.status, functools.partial(handle.signal, "go")):
         try:
             asyncio.run(ask())
-        except MainstayError as error:
+        except PerdureError as error:
             refused.append(type(error))
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from mainstay import ProcessContext, Runtime, process
-from mainstay.errors import InvalidInput, UnknownProcess
+from perdure import ProcessContext, Runtime, process
+from perdure.errors import InvalidInput, UnknownProcess
 from tests.kit import SOON, Place, untyped
 
 WRONG: Any = 5

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from mainstay import ProcessContext, Runtime, process
-from mainstay.errors import InvalidDefinition, InvalidInput, InvalidProcess
-from mainstay.model.process import EventType
+from perdure import ProcessContext, Runtime, process
+from perdure.errors import InvalidDefinition, InvalidInput, InvalidProcess
+from perdure.model.process import EventType
 from tests.kit import Place, untyped
 from tests.processes.functions import living, memory, result
 

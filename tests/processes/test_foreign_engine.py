@@ -1,6 +1,6 @@
-"""An engine that a stranger wrote against `mainstay.ports.process`: work that is done elsewhere, and outlives its host.
+"""An engine that a stranger wrote against `perdure.ports.process`: work that is done elsewhere, and outlives its host.
 
-The engine, and what it is asked for, use public modules only (`mainstay`, `errors`, `model`, `ports`): what engines of
+The engine, and what it is asked for, use public modules only (`perdure`, `errors`, `model`, `ports`): what engines of
 the runtime can do, another one can do too.
 """
 
@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, Plugin, ProcessContext, Runtime, ToolContext, process, tool
-from mainstay.model.process import (
+from perdure import Agent, Plugin, ProcessContext, Runtime, ToolContext, process, tool
+from perdure.model.process import (
     Abandoned,
     Cancelled,
     EventType,
@@ -24,10 +24,10 @@ from mainstay.model.process import (
     Success,
     WaitOn,
 )
-from mainstay.model.record import Done, StepRecord
-from mainstay.model.tool import Artifact
-from mainstay.ports.process import CancelRequested, ChildOptions, Engine, EngineRun, Leaving
-from mainstay.testing import ScriptedModel
+from perdure.model.record import Done, StepRecord
+from perdure.model.tool import Artifact
+from perdure.ports.process import CancelRequested, ChildOptions, Engine, EngineRun, Leaving
+from perdure.testing import ScriptedModel
 from tests.kit import SOON, Place, agent_calling, crash, until
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from mainstay import ProcessContext, process
-from mainstay.errors import ForeignTask, OutcomeUnknown, ProcessFailed, TimedOut
-from mainstay.model.record import Done
-from mainstay.testing import VirtualClock
+from perdure import ProcessContext, process
+from perdure.errors import ForeignTask, OutcomeUnknown, ProcessFailed, TimedOut
+from perdure.model.record import Done
+from perdure.testing import VirtualClock
 from tests.kit import Place, until, until_waits_for
 from tests.processes.functions import World, dying, journal_of, living, memory, parked, result
 

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from mainstay import ProcessContext, Runtime, process
-from mainstay.errors import ProcessCancelled
-from mainstay.model.process import Cancelled, Failure, Success
-from mainstay.model.record import Done
-from mainstay.model.session import CancelRequest
-from mainstay.model.write import Cancel, ProcessRef
-from mainstay.stores.memory import MemoryRows, MemoryStore
+from perdure import ProcessContext, Runtime, process
+from perdure.errors import ProcessCancelled
+from perdure.model.process import Cancelled, Failure, Success
+from perdure.model.record import Done
+from perdure.model.session import CancelRequest
+from perdure.model.write import Cancel, ProcessRef
+from perdure.stores.memory import MemoryRows, MemoryStore
 from tests.kit import SOON, Place, until, until_waits_for
 from tests.processes.functions import World, dying, journal_of, living, memory, parked, result, stuck
 

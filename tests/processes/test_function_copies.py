@@ -11,8 +11,8 @@ import msgspec
 import pydantic
 import pytest
 
-from mainstay import ProcessContext, process
-from mainstay.processes.function.calls import copied
+from perdure import ProcessContext, process
+from perdure.processes.function.calls import copied
 from tests.kit import Place
 from tests.processes.functions import World, living, parked, result
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mainstay.testing.crash import Crash, ForkServer, Mode, Played, plans, play
+from perdure.testing.crash import Crash, ForkServer, Mode, Played, plans, play
 from tests.processes import killed
 from tests.processes.killed import ended
 

@@ -10,9 +10,9 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mainstay import Process, ProcessContext, process
-from mainstay.errors import OutcomeUnknown
-from mainstay.testing.crash import Crash, Lab, Mode, Played, Point, play
+from perdure import Process, ProcessContext, process
+from perdure.errors import OutcomeUnknown
+from perdure.testing.crash import Crash, Lab, Mode, Played, Point, play
 from tests.fuzzing import cases
 from tests.processes.killed import OFTEN
 

@@ -11,10 +11,10 @@ from typing import Any
 import anyio
 import pytest
 
-from mainstay import Process, ProcessContext, process
-from mainstay.errors import ForeignTask, StepFailed
-from mainstay.model.process import Failure
-from mainstay.model.record import Done
+from perdure import Process, ProcessContext, process
+from perdure.errors import ForeignTask, StepFailed
+from perdure.model.process import Failure
+from perdure.model.record import Done
 from tests.kit import SOON, Place
 from tests.processes.functions import World, dying, journal_of, living, memory, parked, result, stuck
 

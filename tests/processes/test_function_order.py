@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from mainstay import ProcessContext, Runtime, process
-from mainstay.model.codec import encode
-from mainstay.model.record import Begun, Done, Segment
-from mainstay.stores.memory import MemoryRows, MemoryStore
-from mainstay.testing import VirtualClock
+from perdure import ProcessContext, Runtime, process
+from perdure.model.codec import encode
+from perdure.model.record import Begun, Done, Segment
+from perdure.stores.memory import MemoryRows, MemoryStore
+from perdure.testing import VirtualClock
 from tests.kit import Place, until, until_waits_for
 from tests.processes.functions import World, dying, journal_of, living, memory, parked, result, stuck
 

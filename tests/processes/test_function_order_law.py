@@ -13,14 +13,14 @@ from typing import Any, TypeAlias
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mainstay import ProcessContext, Runtime, process
-from mainstay.model.codec import encode
-from mainstay.model.record import StepRecord
-from mainstay.model.session import Node
-from mainstay.model.write import Advance
-from mainstay.stores.memory import MemoryRows, MemoryStore
-from mainstay.testing import VirtualClock
-from mainstay.testing.clock import EPOCH_MS
+from perdure import ProcessContext, Runtime, process
+from perdure.model.codec import encode
+from perdure.model.record import StepRecord
+from perdure.model.session import Node
+from perdure.model.write import Advance
+from perdure.stores.memory import MemoryRows, MemoryStore
+from perdure.testing import VirtualClock
+from perdure.testing.clock import EPOCH_MS
 from tests.fuzzing import cases
 from tests.kit import SOON, crash
 from tests.processes.functions import journal_of

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from mainstay import Process, ProcessContext, Runtime, process
-from mainstay.errors import ProcessStuck, StoreUnavailable
-from mainstay.model.write import Advance, Claim, ProcessRef, Write
-from mainstay.stores.memory import MemoryRows, MemoryStore
-from mainstay.testing import VirtualClock
+from perdure import Process, ProcessContext, Runtime, process
+from perdure.errors import ProcessStuck, StoreUnavailable
+from perdure.model.write import Advance, Claim, ProcessRef, Write
+from perdure.stores.memory import MemoryRows, MemoryStore
+from perdure.testing import VirtualClock
 from tests.kit import SOON, Place, until
 from tests.processes.functions import World, dying, living, memory, parked, result, stuck
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from mainstay import ProcessContext, process
-from mainstay.errors import (
+from perdure import ProcessContext, process
+from perdure.errors import (
     InvalidInput,
     MisplacedCheckpoint,
     ProcessCancelled,
@@ -18,9 +18,9 @@ from mainstay.errors import (
     TimedOut,
     UnknownProcess,
 )
-from mainstay.model.process import Cancelled, Cause, Failure, ParentEnd
-from mainstay.model.record import Done, Segment
-from mainstay.testing import VirtualClock
+from perdure.model.process import Cancelled, Cause, Failure, ParentEnd
+from perdure.model.record import Done, Segment
+from perdure.testing import VirtualClock
 from tests.kit import SOON, Place, until, until_waits_for
 from tests.processes.functions import World, dying, journal_of, living, memory, parked, result
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, ModelRequest, ProcessContext, Tool, ToolCall, process, tool
-from mainstay.errors import OutcomeUnknown
-from mainstay.model.process import Cancelled
-from mainstay.processes.function.scheduler import PARK_DELAY
-from mainstay.testing import FunctionModel
-from mainstay.tools.attempt import needs_of
+from perdure import Agent, ModelRequest, ProcessContext, Tool, ToolCall, process, tool
+from perdure.errors import OutcomeUnknown
+from perdure.model.process import Cancelled
+from perdure.processes.function.scheduler import PARK_DELAY
+from perdure.testing import FunctionModel
+from perdure.tools.attempt import needs_of
 from tests.kit import SOON, Place, until
 from tests.processes.functions import dying, journal_of, living, memory, result
 

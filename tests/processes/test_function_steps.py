@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from mainstay import ProcessContext, Retry, ToolContext, ToolError, process, tool
-from mainstay.errors import OutcomeUnknown, ProcessFailed, StepFailed
-from mainstay.model.process import Failure
-from mainstay.model.record import Begun, Done, StepFaltered
-from mainstay.testing import VirtualClock
+from perdure import ProcessContext, Retry, ToolContext, ToolError, process, tool
+from perdure.errors import OutcomeUnknown, ProcessFailed, StepFailed
+from perdure.model.process import Failure
+from perdure.model.record import Begun, Done, StepFaltered
+from perdure.testing import VirtualClock
 from tests.keys import within_store
 from tests.kit import SOON, Place, until
 from tests.processes.functions import World, dying, journal_of, living, memory, parked, result

@@ -9,11 +9,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from mainstay import ProcessContext, process
-from mainstay.errors import InvalidInput, ProcessFailed, TimedOut
-from mainstay.model.record import Done
-from mainstay.model.write import SendSignal
-from mainstay.testing import VirtualClock
+from perdure import ProcessContext, process
+from perdure.errors import InvalidInput, ProcessFailed, TimedOut
+from perdure.model.record import Done
+from perdure.model.write import SendSignal
+from perdure.testing import VirtualClock
 from tests.kit import Place, until
 from tests.processes.functions import World, dying, journal_of, living, memory, parked, result
 

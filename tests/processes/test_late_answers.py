@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any, TypeVar
 
-from mainstay import ProcessContext, Runtime, process
-from mainstay.model.write import Advance, Write
-from mainstay.stores.memory import MemoryRows, MemoryStore
+from perdure import ProcessContext, Runtime, process
+from perdure.model.write import Advance, Write
+from perdure.stores.memory import MemoryRows, MemoryStore
 from tests.kit import SOON, until
 
 R = TypeVar("R")

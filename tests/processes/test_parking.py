@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-from mainstay.engine.host import SystemClock
-from mainstay.model.process import Signal, WaitOn
-from mainstay.model.session import CancelRequest
-from mainstay.model.write import Cancel, ProcessRef
-from mainstay.processes.function.scheduler import ProcessWaits
+from perdure.engine.host import SystemClock
+from perdure.model.process import Signal, WaitOn
+from perdure.model.session import CancelRequest
+from perdure.model.write import Cancel, ProcessRef
+from perdure.processes.function.scheduler import ProcessWaits
 from tests.processes.test_process_journal import Held, begun, done
 
 END = WaitOn("1", "signal", "end")

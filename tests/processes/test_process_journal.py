@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from mainstay.errors import Fenced
-from mainstay.lifecycle.process import PROGRESS
-from mainstay.model.process import Event, EventType, Registration, Success, WaitOn
-from mainstay.model.record import Done, Segment
-from mainstay.model.write import Advance, Claim, ProcessRef, ProcessScope, Register, Write
-from mainstay.processes.run import ProcessJournal, load_steps
-from mainstay.stores.memory import MemoryRows, MemoryStore
-from mainstay.testing import VirtualClock
+from perdure.errors import Fenced
+from perdure.lifecycle.process import PROGRESS
+from perdure.model.process import Event, EventType, Registration, Success, WaitOn
+from perdure.model.record import Done, Segment
+from perdure.model.write import Advance, Claim, ProcessRef, ProcessScope, Register, Write
+from perdure.processes.run import ProcessJournal, load_steps
+from perdure.stores.memory import MemoryRows, MemoryStore
+from perdure.testing import VirtualClock
 
 
 class Held(MemoryStore):

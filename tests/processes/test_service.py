@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from mainstay import ProcessContext, Runtime, process
-from mainstay.engine.runner import Stage
-from mainstay.errors import (
+from perdure import ProcessContext, Runtime, process
+from perdure.engine.runner import Stage
+from perdure.errors import (
     Conflict,
     InvalidHandle,
     InvalidInput,
@@ -25,8 +25,8 @@ from mainstay.errors import (
     UnknownProcess,
     WrongAuthority,
 )
-from mainstay.model.process import Abandoned, EventType, Evidence, NoLongerRetained, Registration, Success, WakeTarget
-from mainstay.model.write import ReconciledAbandon, Register, WorkflowKey
+from perdure.model.process import Abandoned, EventType, Evidence, NoLongerRetained, Registration, Success, WakeTarget
+from perdure.model.write import ReconciledAbandon, Register, WorkflowKey
 from tests.kit import SOON, Place, until
 
 

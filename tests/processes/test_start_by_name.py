@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, ProcessContext, process
-from mainstay.errors import InvalidProcess
-from mainstay.testing import ScriptedModel
+from perdure import Agent, ProcessContext, process
+from perdure.errors import InvalidProcess
+from perdure.testing import ScriptedModel
 from tests.kit import SOON, Place, until
 
 Ctx = ProcessContext[Any]

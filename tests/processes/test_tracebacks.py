@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, ProcessContext, Runtime, ToolError, process
-from mainstay.errors import ProcessFailed, StepFailed
-from mainstay.model.process import Failure, TaskSpec
-from mainstay.model.record import Done, StepFaltered
-from mainstay.processes.function.calls import MAX_TRACEBACK, log_raised, traceback_text
-from mainstay.processes.run import load_steps
+from perdure import Agent, ProcessContext, Runtime, ToolError, process
+from perdure.errors import ProcessFailed, StepFailed
+from perdure.model.process import Failure, TaskSpec
+from perdure.model.record import Done, StepFaltered
+from perdure.processes.function.calls import MAX_TRACEBACK, log_raised, traceback_text
+from perdure.processes.run import load_steps
 from tests.kit import SOON, Place, until
 from tests.sessions.test_tasks import host
 from tests.sessions.test_wakes import Ear
@@ -80,7 +80,7 @@ async def test_function_that_raises_leaves_its_traceback(place: Place, caplog: p
     assert lines[-1] == "ValueError: no paper"
     assert [line.rpartition(" in ")[2] for line in lines if line.startswith("  File")] == ["plain", "deep_inside"]
     assert "a secret page" not in outcome.traceback
-    [record] = [each for each in caplog.records if each.name == "mainstay.processes"]
+    [record] = [each for each in caplog.records if each.name == "perdure.processes"]
     assert (record.levelno, record.getMessage()) == (logging.WARNING, "process p raised ValueError: no paper")
     assert record.exc_info
     assert isinstance(record.exc_info[1], ValueError)
@@ -143,7 +143,7 @@ async def test_task_that_raises_leaves_its_traceback(place: Place, caplog: pytes
 
     assert isinstance(outcome, Failure)
     assert "in deep_inside" in outcome.traceback
-    assert [each.exc_info is not None for each in caplog.records if each.name == "mainstay.processes"] == [True]
+    assert [each.exc_info is not None for each in caplog.records if each.name == "perdure.processes"] == [True]
 
 
 async def test_no_model_is_told_a_traceback(place: Place) -> None:

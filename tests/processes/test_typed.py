@@ -19,10 +19,10 @@ import msgspec
 import pydantic
 import pytest
 
-from mainstay import ProcessContext, ToolContext, call, process, tool
-from mainstay.errors import InvalidDefinition, InvalidInput, InvalidProcess, NotRevived, ProcessFailed, StepFailed
-from mainstay.model.process import Failure
-from mainstay.model.record import Done
+from perdure import ProcessContext, ToolContext, call, process, tool
+from perdure.errors import InvalidDefinition, InvalidInput, InvalidProcess, NotRevived, ProcessFailed, StepFailed
+from perdure.model.process import Failure
+from perdure.model.record import Done
 from tests.kit import Place, untyped
 from tests.processes.functions import World, dying, journal_of, living, memory, parked, result, stuck
 
@@ -190,7 +190,7 @@ async def test_a_child_gives_what_its_function_returns_on_the_first_run_and_on_r
 
 ELSEWHERE = """
 import asyncio, sys
-from mainstay import Runtime
+from perdure import Runtime
 from tests.processes.test_typed import reporting
 
 async def main() -> None:
@@ -221,7 +221,7 @@ async def test_another_process_reads_the_result_by_the_same_annotation(file: Pla
 
 REPLAYED = """
 import asyncio, json, sys
-from mainstay import Runtime
+from perdure import Runtime
 from tests.processes.test_typed import RETURNING, SEEN, looking
 
 async def main() -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from mainstay.model.process import Signal, WaitOn
-from mainstay.processes.function.scheduler import ProcessWaits
-from mainstay.testing import VirtualClock
+from perdure.model.process import Signal, WaitOn
+from perdure.processes.function.scheduler import ProcessWaits
+from perdure.testing import VirtualClock
 
 
 class Process:

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from mainstay import Process, ProcessContext, Retry, Runtime, process, tool
-from mainstay.engine.lease import LeaseTerms
-from mainstay.engine.runner import Stage
-from mainstay.errors import InvalidDefinition, ProcessStuck, RuntimeClosed
-from mainstay.model.process import Cancelled, Success
-from mainstay.model.record import Done
-from mainstay.ports.process import EngineRun
-from mainstay.testing import VirtualClock
+from perdure import Process, ProcessContext, Retry, Runtime, process, tool
+from perdure.engine.lease import LeaseTerms
+from perdure.engine.runner import Stage
+from perdure.errors import InvalidDefinition, ProcessStuck, RuntimeClosed
+from perdure.model.process import Cancelled, Success
+from perdure.model.record import Done
+from perdure.ports.process import EngineRun
+from perdure.testing import VirtualClock
 from tests.kit import SOON, Place, agent_calling, crash, until
 from tests.plugins.test_engines import Echo
 from tests.processes.functions import journal_of

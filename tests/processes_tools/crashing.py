@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from mainstay import Agent, ModelRequest, Plugin, ToolCall, ToolContext, tool
-from mainstay.builtin.processes import process_tools
-from mainstay.engine.lease import LeaseTerms
-from mainstay.model.plugin import ShortCircuit
-from mainstay.model.tool import Ok, Recovery
-from mainstay.plugins.hooks import ToolEndContext
-from mainstay.ports.store import Store
-from mainstay.processes.function.context import ProcessContext
-from mainstay.processes.function.engine import process
-from mainstay.testing import FunctionModel
-from mainstay.testing.crash import Lab
+from perdure import Agent, ModelRequest, Plugin, ToolCall, ToolContext, tool
+from perdure.builtin.processes import process_tools
+from perdure.engine.lease import LeaseTerms
+from perdure.model.plugin import ShortCircuit
+from perdure.model.tool import Ok, Recovery
+from perdure.plugins.hooks import ToolEndContext
+from perdure.ports.store import Store
+from perdure.processes.function.context import ProcessContext
+from perdure.processes.function.engine import process
+from perdure.testing import FunctionModel
+from perdure.testing.crash import Lab
 from tests.crash.reference import patiently
 
 SESSION = "chat"

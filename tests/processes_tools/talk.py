@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-from mainstay import Agent, ModelRequest, Runtime, ToolCall
-from mainstay.model.process import ProcessRow
-from mainstay.model.tool import ToolOutcome, ToolRecord
-from mainstay.testing import FunctionModel
+from perdure import Agent, ModelRequest, Runtime, ToolCall
+from perdure.model.process import ProcessRow
+from perdure.model.tool import ToolOutcome, ToolRecord
+from perdure.testing import FunctionModel
 from tests.kit import SOON
 
 Answer: TypeAlias = "str | list[ToolCall] | Callable[[list[Any]], str | list[ToolCall]]"

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from mainstay import Retry, Runtime, ToolContext, ToolError, tool
-from mainstay.model.process import Abandoned, Cancelled, Failure, Success
-from mainstay.testing.clock import VirtualClock
-from mainstay.tools.define import Tool
+from perdure import Retry, Runtime, ToolContext, ToolError, tool
+from perdure.model.process import Abandoned, Cancelled, Failure, Success
+from perdure.testing.clock import VirtualClock
+from perdure.tools.define import Tool
 from tests.keys import within_store
 from tests.kit import SOON, Place, until, wait_for_thread
 from tests.processes_tools.talk import Talk, agent_of, call, ended, event_types, row_of, said

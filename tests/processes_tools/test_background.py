@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from mainstay import Plugin, ToolCall, ToolContext, ToolError, tool
-from mainstay.model.plugin import ReplaceArgs, ShortCircuit
-from mainstay.model.process import Cause, Failure, SessionOrigin, Success, WakeTarget
-from mainstay.model.tool import Denied, Failed, Ok, PreparedCall, ToolOutcome, ToolSpec
-from mainstay.plugins.hooks import SessionContext, ToolCallContext, ToolEndContext
-from mainstay.ports.tool import CallContext
-from mainstay.tools.define import Tool
+from perdure import Plugin, ToolCall, ToolContext, ToolError, tool
+from perdure.model.plugin import ReplaceArgs, ShortCircuit
+from perdure.model.process import Cause, Failure, SessionOrigin, Success, WakeTarget
+from perdure.model.tool import Denied, Failed, Ok, PreparedCall, ToolOutcome, ToolSpec
+from perdure.plugins.hooks import SessionContext, ToolCallContext, ToolEndContext
+from perdure.ports.tool import CallContext
+from perdure.tools.define import Tool
 from tests.keys import within_store
 from tests.kit import SOON, Place, until
 from tests.processes_tools.talk import Talk, agent_of, call, ended, handle, ids, outcomes, row_of, said

@@ -9,8 +9,8 @@ from typing import TypeAlias
 
 import pytest
 
-from mainstay.testing.crash import Crash, ForkServer, Mode, Played, Report, StoreKind, kill_everywhere, play
-from mainstay.testing.crash.scenario import Scenario
+from perdure.testing.crash import Crash, ForkServer, Mode, Played, Report, StoreKind, kill_everywhere, play
+from perdure.testing.crash.scenario import Scenario
 from tests.processes_tools.crashing import (
     PROCESS,
     SESSION,

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from mainstay import Plugin, ProcessContext, ToolContext, process, tool
-from mainstay.builtin.processes import process_tools
-from mainstay.model.plugin import AskPerson, ReplaceArgs, ShortCircuit
-from mainstay.model.process import Abandoned, Cancelled, EventType, Success, WakeRule
-from mainstay.model.tool import Cancelled as CallCancelled
-from mainstay.model.tool import Denied, Failed, Ok, OutcomeUnknown, OutputBudget
-from mainstay.plugins.hooks import ToolCallContext
-from mainstay.processes.local import External
-from mainstay.wire import status_json, view_json
+from perdure import Plugin, ProcessContext, ToolContext, process, tool
+from perdure.builtin.processes import process_tools
+from perdure.model.plugin import AskPerson, ReplaceArgs, ShortCircuit
+from perdure.model.process import Abandoned, Cancelled, EventType, Success, WakeRule
+from perdure.model.tool import Cancelled as CallCancelled
+from perdure.model.tool import Denied, Failed, Ok, OutcomeUnknown, OutputBudget
+from perdure.plugins.hooks import ToolCallContext
+from perdure.processes.local import External
+from perdure.wire import status_json, view_json
 from tests.kit import SOON, Place, until
 from tests.processes_tools.talk import Talk, agent_of, call, ended, handle, ids, outcomes, results_of, row_of, said
 

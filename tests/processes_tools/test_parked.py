@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from mainstay import ProcessContext, Runtime, ToolContext, process, tool
-from mainstay.builtin.processes import process_tools
-from mainstay.errors import ToolError
-from mainstay.model.outcome import Finished, Waiting
-from mainstay.model.session import SessionRow
-from mainstay.model.tool import Cancelled, Denied, Failed, Ok, OutcomeUnknown
-from mainstay.processes.local import External
+from perdure import ProcessContext, Runtime, ToolContext, process, tool
+from perdure.builtin.processes import process_tools
+from perdure.errors import ToolError
+from perdure.model.outcome import Finished, Waiting
+from perdure.model.session import SessionRow
+from perdure.model.tool import Cancelled, Denied, Failed, Ok, OutcomeUnknown
+from perdure.processes.local import External
 from tests.kit import SOON, Place, crash, until
 from tests.processes_tools.talk import Talk, agent_of, call
 

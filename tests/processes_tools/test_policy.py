@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, ProcessContext, Runtime, ToolContext, ToolError, process, tool
-from mainstay.builtin.processes import process_tools
-from mainstay.errors import InvalidDefinition, MainstayError
-from mainstay.model.process import ProcessRow, TaskSpec
-from mainstay.model.tool import Failed, Ok
-from mainstay.processes.handle import ProcessAsk, ProcessPolicy
+from perdure import Agent, ProcessContext, Runtime, ToolContext, ToolError, process, tool
+from perdure.builtin.processes import process_tools
+from perdure.errors import InvalidDefinition, PerdureError
+from perdure.model.process import ProcessRow, TaskSpec
+from perdure.model.tool import Failed, Ok
+from perdure.processes.handle import ProcessAsk, ProcessPolicy
 from tests.kit import SOON, Place, untyped
 from tests.processes_tools.talk import Talk, agent_of, call, event_types, handle, outcomes
 
@@ -201,7 +201,7 @@ async def test_plugins_and_tools_are_bound_by_it_in_their_services(place: Place)
         for attempt in attempts:
             try:
                 await attempt()
-            except MainstayError as error:
+            except PerdureError as error:
                 errors.append(type(error).__name__)
         return [*seen, *errors]
 
@@ -223,7 +223,7 @@ async def test_own_task_that_the_policy_hides_keeps_its_name() -> None:
         """Register work that is done elsewhere."""
         try:
             await ctx.host.register_background_task(TaskSpec("watch"))
-        except MainstayError as error:
+        except PerdureError as error:
             return type(error).__name__
         return "registered"
 

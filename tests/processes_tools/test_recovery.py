@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, ToolContext, tool
-from mainstay.model.process import Abandoned, Cancelled
-from mainstay.model.tool import Recovery
-from mainstay.model.write import ProcessScope, Release
-from mainstay.testing import FunctionModel
-from mainstay.testing.crash import Crash, Lab, play
+from perdure import Agent, ToolContext, tool
+from perdure.model.process import Abandoned, Cancelled
+from perdure.model.tool import Recovery
+from perdure.model.write import ProcessScope, Release
+from perdure.testing import FunctionModel
+from perdure.testing.crash import Crash, Lab, play
 from tests.kit import SOON, Place, crash, until
 from tests.processes_tools.crashing import ATTENDED, SESSION
 from tests.processes_tools.talk import Talk, agent_of, call, row_of, said

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from mainstay import ProcessContext, Runtime, ToolContext, ToolError, process, tool
-from mainstay.errors import InvalidDefinition, InvalidInput, InvalidProcess, WrongAuthority
-from mainstay.model.process import Cause, EventType, HostOrigin, SessionOrigin, Success, WakeTarget
-from mainstay.model.tool import Failed, Ok
-from mainstay.model.write import WorkflowKey
-from mainstay.processes.local import External
+from perdure import ProcessContext, Runtime, ToolContext, ToolError, process, tool
+from perdure.errors import InvalidDefinition, InvalidInput, InvalidProcess, WrongAuthority
+from perdure.model.process import Cause, EventType, HostOrigin, SessionOrigin, Success, WakeTarget
+from perdure.model.tool import Failed, Ok
+from perdure.model.write import WorkflowKey
+from perdure.processes.local import External
 from tests.keys import within_store
 from tests.kit import SOON, Place, until
 from tests.processes_tools.talk import Talk, agent_of, call, ended, event_types, handle, ids, outcomes, row_of, said

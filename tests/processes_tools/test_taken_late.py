@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import TypeVar
 
-from mainstay import Runtime
-from mainstay.model.write import Claim, Write
-from mainstay.stores.memory import MemoryRows, MemoryStore
-from mainstay.testing.clock import VirtualClock
+from perdure import Runtime
+from perdure.model.write import Claim, Write
+from perdure.stores.memory import MemoryRows, MemoryStore
+from perdure.testing.clock import VirtualClock
 from tests.kit import SOON, until
 from tests.processes_tools.talk import Talk, agent_of, call, row_of, said
 from tests.processes_tools.test_attempts import FIRST, flaky

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from mainstay import Plugin, ProcessContext, Runtime, ToolContext, ToolError, process, tool
-from mainstay.errors import PluginError, UnknownProcess
-from mainstay.model.process import Abandoned, Cancelled, Evidence, Failure, ProcessRow, Success
-from mainstay.model.tool import Cancelled as CallCancelled
-from mainstay.model.tool import Failed, Ok, OutcomeUnknown, ToolRecord
-from mainstay.plugins.hooks import SessionContext
-from mainstay.processes.handle import CancelAsk, Processes
-from mainstay.processes.visible import Asker, Visible, as_call
-from mainstay.testing.clock import VirtualClock
-from mainstay.tools.define import Tool
+from perdure import Plugin, ProcessContext, Runtime, ToolContext, ToolError, process, tool
+from perdure.errors import PluginError, UnknownProcess
+from perdure.model.process import Abandoned, Cancelled, Evidence, Failure, ProcessRow, Success
+from perdure.model.tool import Cancelled as CallCancelled
+from perdure.model.tool import Failed, Ok, OutcomeUnknown, ToolRecord
+from perdure.plugins.hooks import SessionContext
+from perdure.processes.handle import CancelAsk, Processes
+from perdure.processes.visible import Asker, Visible, as_call
+from perdure.testing.clock import VirtualClock
+from perdure.tools.define import Tool
 from tests.kit import SOON, Place, until
 from tests.processes_tools.talk import Talk, agent_of, call, event_types, handle, outcomes, row_of, said
 

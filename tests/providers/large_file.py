@@ -13,10 +13,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from mainstay import Agent, Document, Runtime, tool
-from mainstay.aws import Credentials
-from mainstay.builtin.redaction import Redaction
-from mainstay.providers.registry import provider
+from perdure import Agent, Document, Runtime, tool
+from perdure.aws import Credentials
+from perdure.builtin.redaction import Redaction
+from perdure.providers.registry import provider
 
 
 def memory(field: str) -> int:

@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from mainstay.errors import ProviderError
-from mainstay.model.llm import ModelRequest, ModelSettings
-from mainstay.model.message import (
+from perdure.errors import ProviderError
+from perdure.model.llm import ModelRequest, ModelSettings
+from perdure.model.message import (
     Audio,
     Document,
     FileRef,
@@ -27,10 +27,10 @@ from mainstay.model.message import (
     ToolCall,
     ToolResult,
 )
-from mainstay.model.tool import ToolSpec
-from mainstay.providers.anthropic import MAX_TOKENS
-from mainstay.providers.dialect import Dialect
-from mainstay.providers.openai_chat import ChatCompletions, Quirks
+from perdure.model.tool import ToolSpec
+from perdure.providers.anthropic import MAX_TOKENS
+from perdure.providers.dialect import Dialect
+from perdure.providers.openai_chat import ChatCompletions, Quirks
 from tests.fuzzing import cases
 from tests.providers.wire import ANSWERS, MODEL, dialects
 

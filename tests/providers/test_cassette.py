@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from mainstay import Agent, ModelRequest, Runtime, ToolCall, tool
-from mainstay.errors import InvalidDefinition, ProviderError
-from mainstay.model.outcome import ProviderFailed
-from mainstay.testing import FunctionModel
-from mainstay.testing.cassette import Cassette
+from perdure import Agent, ModelRequest, Runtime, ToolCall, tool
+from perdure.errors import InvalidDefinition, ProviderError
+from perdure.model.outcome import ProviderFailed
+from perdure.testing import FunctionModel
+from perdure.testing.cassette import Cassette
 
 
 @tool

@@ -9,11 +9,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from mainstay import Agent, Plugin, Runtime, tool
-from mainstay.model.message import ProviderPart
-from mainstay.ports.provider import Provider
-from mainstay.providers.registry import provider
-from mainstay.testing.model_server import Asked, ModelServer, Reply
+from perdure import Agent, Plugin, Runtime, tool
+from perdure.model.message import ProviderPart
+from perdure.ports.provider import Provider
+from perdure.providers.registry import provider
+from perdure.testing.model_server import Asked, ModelServer, Reply
 from tests.providers.wire import ANSWERS, MODEL
 
 NAMES = list(ANSWERS)

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from mainstay import (
+from perdure import (
     Agent,
     Image,
     Message,
@@ -19,16 +19,16 @@ from mainstay import (
     ToolResult,
     tool,
 )
-from mainstay.errors import ProviderError
-from mainstay.model.message import ProviderPart, Text
-from mainstay.model.tool import ToolSpec
-from mainstay.plugins.hooks import CompactContext, Plugin
-from mainstay.ports.provider import Provider
-from mainstay.providers.fallback import Fallback
-from mainstay.providers.google import GoogleGenerate
-from mainstay.providers.http import HttpProvider, KeyHeader
-from mainstay.testing import FunctionModel
-from mainstay.testing.model_server import ModelServer, Reply
+from perdure.errors import ProviderError
+from perdure.model.message import ProviderPart, Text
+from perdure.model.tool import ToolSpec
+from perdure.plugins.hooks import CompactContext, Plugin
+from perdure.ports.provider import Provider
+from perdure.providers.fallback import Fallback
+from perdure.providers.google import GoogleGenerate
+from perdure.providers.http import HttpProvider, KeyHeader
+from perdure.testing import FunctionModel
+from perdure.testing.model_server import ModelServer, Reply
 from tests.providers.wire import ANSWERS, dialects
 
 MODEL = "some-model"

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from mainstay.aws import Credentials
-from mainstay.errors import InvalidDefinition, ProviderError
-from mainstay.model.llm import ModelRequest, ModelResponse
-from mainstay.model.message import Message
-from mainstay.providers import http
-from mainstay.providers.registry import provider
-from mainstay.testing.model_server import ModelServer, Reply
+from perdure.aws import Credentials
+from perdure.errors import InvalidDefinition, ProviderError
+from perdure.model.llm import ModelRequest, ModelResponse
+from perdure.model.message import Message
+from perdure.providers import http
+from perdure.providers.registry import provider
+from perdure.testing.model_server import ModelServer, Reply
 from tests.providers.wire import ANSWERS
 
 ASK = ModelRequest([Message("user", "hello")])

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, ModelRequest, ModelResponse, Runtime, ToolCall, Usage, tool
-from mainstay.errors import InvalidDefinition, ProviderError
-from mainstay.model.event import Retracted, TextDelta
-from mainstay.model.llm import Delta
-from mainstay.model.outcome import ProviderFailed
-from mainstay.providers.fallback import Fallback
-from mainstay.testing import FunctionModel, ScriptedModel, VirtualClock
+from perdure import Agent, ModelRequest, ModelResponse, Runtime, ToolCall, Usage, tool
+from perdure.errors import InvalidDefinition, ProviderError
+from perdure.model.event import Retracted, TextDelta
+from perdure.model.llm import Delta
+from perdure.model.outcome import ProviderFailed
+from perdure.providers.fallback import Fallback
+from perdure.testing import FunctionModel, ScriptedModel, VirtualClock
 
 BUSY = ProviderError("busy", retryable=True, code="overloaded")
 WRONG_KEY = ProviderError("wrong key", code="authentication")

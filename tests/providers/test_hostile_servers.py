@@ -14,13 +14,13 @@ from urllib.parse import quote
 
 import pytest
 
-from mainstay.errors import InvalidDefinition, ProviderError
-from mainstay.model.llm import ModelRequest
-from mainstay.model.message import Message
-from mainstay.ports.provider import Provider
-from mainstay.providers.dialect import Timeouts, rate_report, status_error
-from mainstay.providers.registry import provider
-from mainstay.testing.model_server import ModelServer, Reply
+from perdure.errors import InvalidDefinition, ProviderError
+from perdure.model.llm import ModelRequest
+from perdure.model.message import Message
+from perdure.ports.provider import Provider
+from perdure.providers.dialect import Timeouts, rate_report, status_error
+from perdure.providers.registry import provider
+from perdure.testing.model_server import ModelServer, Reply
 from tests.providers.test_http import answer, connect
 from tests.providers.wire import ANSWERS
 

@@ -12,18 +12,18 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from mainstay import Agent, Runtime, tool
-from mainstay.errors import InvalidDefinition, ProviderError
-from mainstay.model.event import TextDelta, ToolCallDelta
-from mainstay.model.llm import ModelRequest, ModelResponse, ModelSettings
-from mainstay.model.message import Document, Image, Message, Stored, Text
-from mainstay.model.outcome import ProviderFailed
-from mainstay.ports.provider import Provider
-from mainstay.providers.fallback import Fallback
-from mainstay.providers.http import HttpProvider, KeyHeader
-from mainstay.providers.registry import SERVICES, provider
-from mainstay.testing import FunctionModel, ScriptedModel, VirtualClock
-from mainstay.testing.model_server import AnswerEnd, Asked, ModelServer, Reply
+from perdure import Agent, Runtime, tool
+from perdure.errors import InvalidDefinition, ProviderError
+from perdure.model.event import TextDelta, ToolCallDelta
+from perdure.model.llm import ModelRequest, ModelResponse, ModelSettings
+from perdure.model.message import Document, Image, Message, Stored, Text
+from perdure.model.outcome import ProviderFailed
+from perdure.ports.provider import Provider
+from perdure.providers.fallback import Fallback
+from perdure.providers.http import HttpProvider, KeyHeader
+from perdure.providers.registry import SERVICES, provider
+from perdure.testing import FunctionModel, ScriptedModel, VirtualClock
+from perdure.testing.model_server import AnswerEnd, Asked, ModelServer, Reply
 from tests.fuzzing import cases
 from tests.providers.wire import ANSWERS, FAILURES, MODEL, dialects
 
@@ -111,7 +111,7 @@ async def test_an_answer_cut_off_at_any_byte_is_broken_also_when_the_server_ends
                 with pytest.raises(ProviderError) as caught:
                     await answer(model)
                 assert (caught.value.code, caught.value.retryable) == ("broken_stream", True), (at, whole.body)
-    record_property("mainstay", f"over HTTP, {name}: {len(chosen)} of {len(places)} places to end an answer, {end}")
+    record_property("perdure", f"over HTTP, {name}: {len(chosen)} of {len(places)} places to end an answer, {end}")
 
 
 @pytest.mark.fuzz
@@ -410,9 +410,9 @@ async def test_every_service_obeys_its_base_url_and_its_key_variable(
 
 
 async def test_no_network_means_no_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MAINSTAY_NO_NETWORK", "1")
+    monkeypatch.setenv("PERDURE_NO_NETWORK", "1")
     monkeypatch.delenv("ANTHROPIC_BASE_URL", raising=False)
-    with pytest.raises(ProviderError, match="MAINSTAY_NO_NETWORK") as caught:
+    with pytest.raises(ProviderError, match="PERDURE_NO_NETWORK") as caught:
         await answer(provider("anthropic:claude-x", key="k"))
     assert caught.value.code == "no_network"
 

@@ -14,8 +14,8 @@ from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.events import DataReceived, RequestReceived, StreamEnded, StreamReset
 
-from mainstay import Agent, Runtime
-from mainstay.providers.registry import provider
+from perdure import Agent, Runtime
+from perdure.providers.registry import provider
 
 
 class Http2Server:

@@ -13,8 +13,8 @@ from typing import TypeAlias
 
 import pytest
 
-from mainstay.testing.crash import scratch
-from mainstay.testing.model_server import Reply
+from perdure.testing.crash import scratch
+from perdure.testing.model_server import Reply
 from tests.fuzzing import FULL
 from tests.providers.wire import ANSWERS
 
@@ -86,7 +86,7 @@ async def test_a_file_of_200_megabytes_is_said_with_8_more_of_memory(dialect: st
 
     assert sizes[1] - sizes[0] > SIZE * 4 // 3
     assert kilobytes <= MOST
-    record_property("mainstay", f"a file of 200 MB, said to {dialect}: {kilobytes / 1024:.1f} MB more of memory")
+    record_property("perdure", f"a file of 200 MB, said to {dialect}: {kilobytes / 1024:.1f} MB more of memory")
 
 
 async def test_a_tool_returns_a_file_of_200_megabytes_with_8_more_of_memory(record_property: Told) -> None:
@@ -95,7 +95,7 @@ async def test_a_tool_returns_a_file_of_200_megabytes_with_8_more_of_memory(reco
 
     assert sizes[3] - sizes[2] > SIZE * 4 // 3
     assert kilobytes <= MOST
-    record_property("mainstay", f"a file of 200 MB, returned by a tool: {kilobytes / 1024:.1f} MB more of memory")
+    record_property("perdure", f"a file of 200 MB, returned by a tool: {kilobytes / 1024:.1f} MB more of memory")
 
 
 async def test_a_file_that_filters_cannot_look_at_is_withheld_with_8_more_of_memory(record_property: Told) -> None:
@@ -104,4 +104,4 @@ async def test_a_file_that_filters_cannot_look_at_is_withheld_with_8_more_of_mem
 
     assert sizes[3] - sizes[2] < 10_000
     assert kilobytes <= MOST
-    record_property("mainstay", f"a file of 200 MB, withheld by a filter: {kilobytes / 1024:.1f} MB more of memory")
+    record_property("perdure", f"a file of 200 MB, withheld by a filter: {kilobytes / 1024:.1f} MB more of memory")

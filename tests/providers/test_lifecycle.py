@@ -13,12 +13,12 @@ from typing import Any, ClassVar
 import httpx2
 import pytest
 
-from mainstay import Agent, ModelRequest, ModelResponse, Runtime
-from mainstay.errors import InvalidDefinition
-from mainstay.ports.provider import Connecting
-from mainstay.providers import http
-from mainstay.providers.fallback import Fallback
-from mainstay.providers.registry import provider
+from perdure import Agent, ModelRequest, ModelResponse, Runtime
+from perdure.errors import InvalidDefinition
+from perdure.ports.provider import Connecting
+from perdure.providers import http
+from perdure.providers.fallback import Fallback
+from perdure.providers.registry import provider
 
 
 class Pool:
@@ -46,7 +46,7 @@ def pools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Pool]:
     installed = tmp_path / "pool-1.0.dist-info"
     installed.mkdir()
     (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: pool\nVersion: 1.0\n")
-    (installed / "entry_points.txt").write_text(f"[mainstay.providers]\npool = {__name__}:Pool\n")
+    (installed / "entry_points.txt").write_text(f"[perdure.providers]\npool = {__name__}:Pool\n")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(Pool, "made", [])
     return Pool.made

@@ -9,20 +9,20 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, Budget, ModelRequest, ModelResponse, ModelSettings, RateLimit, Runtime, Usage
-from mainstay.engine.rate_limits import LONGEST, RateLimits
-from mainstay.errors import InvalidDefinition, ProviderError
-from mainstay.model.event import RateLimitWait
-from mainstay.model.llm import Delta, RateReport, Remaining
-from mainstay.model.outcome import BudgetSpent, Finished, ProviderFailed
-from mainstay.model.record import Faltered
-from mainstay.model.tool import Cancelled
-from mainstay.ports.provider import Provider
-from mainstay.providers.dialect import rate_report
-from mainstay.providers.fallback import Fallback
-from mainstay.providers.registry import provider
-from mainstay.testing import FunctionModel, VirtualClock
-from mainstay.testing.model_server import Asked, ModelServer, Reply
+from perdure import Agent, Budget, ModelRequest, ModelResponse, ModelSettings, RateLimit, Runtime, Usage
+from perdure.engine.rate_limits import LONGEST, RateLimits
+from perdure.errors import InvalidDefinition, ProviderError
+from perdure.model.event import RateLimitWait
+from perdure.model.llm import Delta, RateReport, Remaining
+from perdure.model.outcome import BudgetSpent, Finished, ProviderFailed
+from perdure.model.record import Faltered
+from perdure.model.tool import Cancelled
+from perdure.ports.provider import Provider
+from perdure.providers.dialect import rate_report
+from perdure.providers.fallback import Fallback
+from perdure.providers.registry import provider
+from perdure.testing import FunctionModel, VirtualClock
+from perdure.testing.model_server import Asked, ModelServer, Reply
 
 REFUSED = {"type": "error", "error": {"type": "rate_limit_error", "message": "slow down"}}
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, Runtime, tool
-from mainstay.model.tool import Ok
-from mainstay.testing.model_server import Asked, ModelServer, Reply
+from perdure import Agent, Runtime, tool
+from perdure.model.tool import Ok
+from perdure.testing.model_server import Asked, ModelServer, Reply
 from tests.providers.test_http import ANSWER_CASES, connect
 from tests.providers.wire import ANSWERS
 

@@ -8,15 +8,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from mainstay import Agent, Budget, ProviderTool, Runtime, tool
-from mainstay.errors import InvalidDefinition, ProviderError
-from mainstay.model.llm import ModelRequest, ModelSettings
-from mainstay.model.message import Message, ProviderPart
-from mainstay.model.outcome import ProviderFailed
-from mainstay.model.tool import ToolSpec
-from mainstay.providers.registry import provider
-from mainstay.providers.structured import shape_request
-from mainstay.testing.model_server import ModelServer, Reply
+from perdure import Agent, Budget, ProviderTool, Runtime, tool
+from perdure.errors import InvalidDefinition, ProviderError
+from perdure.model.llm import ModelRequest, ModelSettings
+from perdure.model.message import Message, ProviderPart
+from perdure.model.outcome import ProviderFailed
+from perdure.model.tool import ToolSpec
+from perdure.providers.registry import provider
+from perdure.providers.structured import shape_request
+from perdure.testing.model_server import ModelServer, Reply
 from tests.providers.wire import ANSWERS, MODEL, dialects
 
 SEARCH, CODE = ProviderTool("web_search"), ProviderTool("code_execution")

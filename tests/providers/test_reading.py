@@ -10,10 +10,10 @@ from typing import get_args
 
 import pytest
 
-from mainstay.errors import ProviderError
-from mainstay.model.llm import ModelResponse, Stop
-from mainstay.model.message import Reasoning, Text
-from mainstay.providers.dialect import Dialect
+from perdure.errors import ProviderError
+from perdure.model.llm import ModelResponse, Stop
+from perdure.model.message import Reasoning, Text
+from perdure.providers.dialect import Dialect
 from tests.fuzzing import FULL, cases
 from tests.providers.wire import ANSWERS, MODEL, Answer, dialects
 
@@ -54,7 +54,7 @@ def test_how_many_cuts_are_tried_is_told(record_property: Callable[[str, object]
     answers = [ANSWERS[name][case] for name, case in CASES]
     every = sum(len(answer.reply.body) - 1 for answer in answers)
     tried = sum(len(splits(answer)) for answer in answers)
-    record_property("mainstay", f"wire: split and cut off at {tried} of {every} bytes of {len(answers)} answers")
+    record_property("perdure", f"wire: split and cut off at {tried} of {every} bytes of {len(answers)} answers")
 
 
 @pytest.mark.fuzz
@@ -135,4 +135,4 @@ def test_a_damaged_stream_is_an_answer_or_a_typed_error(
         else:
             assert response.stop in STOPS, body
             read_as["an answer"] += 1
-    record_property("mainstay", f"wire: {read_as.total()} damaged streams of {name}: {dict(read_as)}")
+    record_property("perdure", f"wire: {read_as.total()} damaged streams of {name}: {dict(read_as)}")

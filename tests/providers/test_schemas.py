@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from mainstay.providers.schemas import (
+from perdure.providers.schemas import (
     ANTHROPIC_NATIVE,
     ANY,
     GOOGLE,

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, Message, ModelRequest, Runtime
-from mainstay.errors import InvalidDefinition, ProviderError
-from mainstay.model.outcome import ProviderFailed
-from mainstay.providers.dialect import Timeouts
-from mainstay.providers.registry import provider
-from mainstay.testing import VirtualClock
-from mainstay.testing.model_server import ModelServer, Reply
+from perdure import Agent, Message, ModelRequest, Runtime
+from perdure.errors import InvalidDefinition, ProviderError
+from perdure.model.outcome import ProviderFailed
+from perdure.providers.dialect import Timeouts
+from perdure.providers.registry import provider
+from perdure.testing import VirtualClock
+from perdure.testing.model_server import ModelServer, Reply
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 REFUSAL = b"HTTP/1.1 529 Busy\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"

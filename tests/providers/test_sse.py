@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mainstay.errors import ProviderError
-from mainstay.providers.sse import SseReader
+from perdure.errors import ProviderError
+from perdure.providers.sse import SseReader
 
 CASES = {
     "a name and data": (b'event: ping\ndata: {"a":1}\n\n', [("ping", b'{"a":1}')]),

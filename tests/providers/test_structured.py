@@ -12,17 +12,17 @@ from typing import Any
 import msgspec
 import pytest
 
-from mainstay import Agent, Plugin, Runtime, tool
-from mainstay.errors import InvalidDefinition, ProviderError
-from mainstay.model.event import TextDelta, ToolCallDelta, ToolStarted
-from mainstay.model.llm import CallPiece, ModelRequest, ModelResponse, ModelSettings, OutputMode
-from mainstay.model.message import Message, Reasoning, Text, ToolCall
-from mainstay.model.outcome import ProviderFailed
-from mainstay.model.tool import ToolSpec
-from mainstay.providers.dialect import AnswerReader, Dialect
-from mainstay.providers.registry import provider
-from mainstay.providers.structured import AnswerCall, Unwrapping, WrappedText, shape_request
-from mainstay.testing.model_server import Asked, ModelServer, Reply
+from perdure import Agent, Plugin, Runtime, tool
+from perdure.errors import InvalidDefinition, ProviderError
+from perdure.model.event import TextDelta, ToolCallDelta, ToolStarted
+from perdure.model.llm import CallPiece, ModelRequest, ModelResponse, ModelSettings, OutputMode
+from perdure.model.message import Message, Reasoning, Text, ToolCall
+from perdure.model.outcome import ProviderFailed
+from perdure.model.tool import ToolSpec
+from perdure.providers.dialect import AnswerReader, Dialect
+from perdure.providers.registry import provider
+from perdure.providers.structured import AnswerCall, Unwrapping, WrappedText, shape_request
+from perdure.testing.model_server import Asked, ModelServer, Reply
 from tests.providers.wire import ANSWERS, MODEL, Answer, dialects
 
 NAMES = list(ANSWERS)

@@ -13,9 +13,9 @@ from typing import Any
 import httpx2
 import pytest
 
-from mainstay.providers.registry import provider
-from mainstay.providers.transport import AsyncioTransport
-from mainstay.testing.model_server import ModelServer
+from perdure.providers.registry import provider
+from perdure.providers.transport import AsyncioTransport
+from perdure.testing.model_server import ModelServer
 from tests.providers.test_http import answer
 from tests.providers.wire import ANSWERS
 

@@ -8,15 +8,15 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from mainstay.model.llm import ModelResponse, Usage
-from mainstay.model.message import ProviderPart, Reasoning, Text, ToolCall
-from mainstay.providers.anthropic import AnthropicMessages
-from mainstay.providers.bedrock import BedrockConverse
-from mainstay.providers.dialect import Dialect
-from mainstay.providers.google import GoogleGenerate
-from mainstay.providers.openai_chat import ChatCompletions, Quirks
-from mainstay.providers.openai_responses import OpenAIResponses
-from mainstay.testing.model_server import Reply, frames
+from perdure.model.llm import ModelResponse, Usage
+from perdure.model.message import ProviderPart, Reasoning, Text, ToolCall
+from perdure.providers.anthropic import AnthropicMessages
+from perdure.providers.bedrock import BedrockConverse
+from perdure.providers.dialect import Dialect
+from perdure.providers.google import GoogleGenerate
+from perdure.providers.openai_chat import ChatCompletions, Quirks
+from perdure.providers.openai_responses import OpenAIResponses
+from perdure.testing.model_server import Reply, frames
 
 MODEL = "m-1"
 

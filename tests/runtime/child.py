@@ -10,18 +10,18 @@ import resource
 import sys
 import threading
 
-from mainstay import Agent, ModelRequest, Runtime, tool
-from mainstay.errors import MainstayError
-from mainstay.model.write import Accept
-from mainstay.stores.sqlite import SqliteStore
-from mainstay.testing import FunctionModel
+from perdure import Agent, ModelRequest, Runtime, tool
+from perdure.errors import PerdureError
+from perdure.model.write import Accept
+from perdure.stores.sqlite import SqliteStore
+from perdure.testing import FunctionModel
 from tests.kit import agent_calling, print_line
 
 
 def open_here(path: str) -> None:
     try:
         asyncio.run(SqliteStore(path).open())
-    except MainstayError as error:
+    except PerdureError as error:
         print_line(type(error).__name__)
     else:
         print_line("opened")
@@ -106,11 +106,11 @@ async def without_descriptors(path: str) -> None:
             pass
         try:
             await session.run("go", key="go")
-        except MainstayError as error:
+        except PerdureError as error:
             print_line(type(error).__name__)
         try:
             await Runtime(path).__aenter__()
-        except MainstayError as error:
+        except PerdureError as error:
             print_line(type(error).__name__)
         for descriptor in taken:
             os.close(descriptor)
@@ -195,13 +195,13 @@ def short_of_memory(path: str) -> None:
             for number in range(6):
                 try:
                     print_line((await (await runtime.session(f"s{number}")).run("go")).text)
-                except MainstayError as error:
+                except PerdureError as error:
                     print_line(type(error).__name__)
 
     loop = asyncio.new_event_loop()
     try:
         loop.run_until_complete(work())
-    except MainstayError as error:
+    except PerdureError as error:
         print_line(type(error).__name__)
     print_line("left")
     os._exit(0)

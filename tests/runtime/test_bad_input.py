@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, Budget, Runtime, tool
-from mainstay.engine.lease import LeaseTerms
-from mainstay.errors import InvalidDefinition
-from mainstay.model.outcome import BudgetSpent
-from mainstay.model.tool import OutputBudget
-from mainstay.testing import FunctionModel, ScriptedModel
+from perdure import Agent, Budget, Runtime, tool
+from perdure.engine.lease import LeaseTerms
+from perdure.errors import InvalidDefinition
+from perdure.model.outcome import BudgetSpent
+from perdure.model.tool import OutputBudget
+from perdure.testing import FunctionModel, ScriptedModel
 from tests.kit import SOON, Place, TellingModel, untyped
 
 WRONG: Any = 5

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, Budget, ModelRequest, Retry, ToolCall, ToolContext, tool
-from mainstay.engine.lease import LeaseTerms
-from mainstay.model.outcome import BudgetSpent
-from mainstay.model.tool import Ok, OutcomeUnknown
-from mainstay.ports.host import Clock
-from mainstay.testing import FunctionModel, ScriptedModel, VirtualClock
+from perdure import Agent, Budget, ModelRequest, Retry, ToolCall, ToolContext, tool
+from perdure.engine.lease import LeaseTerms
+from perdure.model.outcome import BudgetSpent
+from perdure.model.tool import Ok, OutcomeUnknown
+from perdure.ports.host import Clock
+from perdure.testing import FunctionModel, ScriptedModel, VirtualClock
 from tests.kit import SOON, Place, TellingModel, claimable, overloaded
 
 HOUR = 3600

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, Caller, Plugin, ProcessContext, Retry, Runtime, ToolContext, process, tool
-from mainstay.errors import DepsFailed, InvalidDefinition, ProcessStuck
-from mainstay.model.outcome import Waiting
-from mainstay.model.tool import Cancelled, Failed
-from mainstay.plugins import QueryContext, TurnContext, query
-from mainstay.testing import VirtualClock
+from perdure import Agent, Caller, Plugin, ProcessContext, Retry, Runtime, ToolContext, process, tool
+from perdure.errors import DepsFailed, InvalidDefinition, ProcessStuck
+from perdure.model.outcome import Waiting
+from perdure.model.tool import Cancelled, Failed
+from perdure.plugins import QueryContext, TurnContext, query
+from perdure.testing import VirtualClock
 from tests.kit import SOON, Place, agent_calling, crash, until, untyped
 
 

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, ProcessContext, Runtime, ToolCall, ToolContext, process, tool
-from mainstay.errors import RuntimeClosed
-from mainstay.model.tool import Ok
-from mainstay.sessions.services.host import SessionHost
-from mainstay.testing import ScriptedModel, VirtualClock
+from perdure import Agent, ProcessContext, Runtime, ToolCall, ToolContext, process, tool
+from perdure.errors import RuntimeClosed
+from perdure.model.tool import Ok
+from perdure.sessions.services.host import SessionHost
+from perdure.testing import ScriptedModel, VirtualClock
 from tests.kit import SOON, Place, until
 
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, ModelResponse, ToolCall, Usage, tool
-from mainstay.model.llm import Delta, ModelRequest
-from mainstay.model.message import Reasoning, Text, ToolResult
-from mainstay.model.outcome import Finished, ProviderFailed
-from mainstay.model.tool import Failed, Ok
-from mainstay.testing import ScriptedModel
+from perdure import Agent, ModelResponse, ToolCall, Usage, tool
+from perdure.model.llm import Delta, ModelRequest
+from perdure.model.message import Reasoning, Text, ToolResult
+from perdure.model.outcome import Finished, ProviderFailed
+from perdure.model.tool import Failed, Ok
+from perdure.testing import ScriptedModel
 from tests.kit import SOON, Place, untyped
 
 

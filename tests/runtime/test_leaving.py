@@ -4,12 +4,12 @@ import asyncio
 import threading
 from typing import Any
 
-from mainstay import Agent, ModelResponse, ProcessContext, Retry, Runtime, ToolCall, ToolContext, Usage, process, tool
-from mainstay.errors import RuntimeClosed
-from mainstay.model.event import ToolProgress
-from mainstay.model.outcome import Waiting
-from mainstay.model.tool import Failed, Ok, OutcomeUnknown
-from mainstay.testing import ScriptedModel
+from perdure import Agent, ModelResponse, ProcessContext, Retry, Runtime, ToolCall, ToolContext, Usage, process, tool
+from perdure.errors import RuntimeClosed
+from perdure.model.event import ToolProgress
+from perdure.model.outcome import Waiting
+from perdure.model.tool import Failed, Ok, OutcomeUnknown
+from perdure.testing import ScriptedModel
 from tests.keys import within_store
 from tests.kit import SOON, Place, TellingModel, crash, texts
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, Receipt, Runtime, Session, ToolCall, ToolContext, tool
-from mainstay.engine.lease import LeaseTerms
-from mainstay.errors import InvalidDefinition, MainstayError, RuntimeClosed, StoreInherited, WrongLoop
-from mainstay.model.tool import Ok
-from mainstay.sessions.definition import Definition
-from mainstay.testing import FunctionModel, ScriptedModel
+from perdure import Agent, Receipt, Runtime, Session, ToolCall, ToolContext, tool
+from perdure.engine.lease import LeaseTerms
+from perdure.errors import InvalidDefinition, PerdureError, RuntimeClosed, StoreInherited, WrongLoop
+from perdure.model.tool import Ok
+from perdure.sessions.definition import Definition
+from perdure.testing import FunctionModel, ScriptedModel
 from tests.kit import SOON, Place, TellingModel, noticed, texts, until
 
 
@@ -48,7 +48,7 @@ async def refusals(runtime: Runtime, session: Session, receipt: Receipt) -> list
     ):
         try:
             await use()
-        except MainstayError as error:
+        except PerdureError as error:
             ends.append(type(error))
         else:
             ends.append(None)

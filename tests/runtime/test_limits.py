@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mainstay import (
+from perdure import (
     Agent,
     Budget,
     Limit,
@@ -26,26 +26,26 @@ from mainstay import (
     Usage,
     tool,
 )
-from mainstay.engine.limits import RequestSizes, size_of
-from mainstay.errors import InvalidDefinition, LimitReached, ProviderError
-from mainstay.model.event import LimitNear, LimitWait, RateLimitWait
-from mainstay.model.limit import Account, parts_of
-from mainstay.model.message import Audio, Document, Image, Message, Role, Stored, Text, Url
-from mainstay.model.message import ToolCall as Called
-from mainstay.model.outcome import BudgetSpent, Finished, ProviderFailed
-from mainstay.model.outcome import LimitReached as Reached
-from mainstay.model.tool import Cancelled, Ok, ToolSpec
-from mainstay.model.write import Accept, Append, Commit, Write
-from mainstay.plugins.hooks import Plugin
-from mainstay.plugins.operations import CommandContext, command
-from mainstay.providers.dialect import Timeouts
-from mainstay.providers.fallback import Fallback
-from mainstay.providers.http import HttpProvider, no_key
-from mainstay.providers.openai_chat import ChatCompletions, Quirks
-from mainstay.stores.memory import MemoryStore
-from mainstay.testing import FunctionModel, VirtualClock
-from mainstay.testing.crash import Lab, kill_everywhere
-from mainstay.testing.model_server import ModelServer, Reply
+from perdure.engine.limits import RequestSizes, size_of
+from perdure.errors import InvalidDefinition, LimitReached, ProviderError
+from perdure.model.event import LimitNear, LimitWait, RateLimitWait
+from perdure.model.limit import Account, parts_of
+from perdure.model.message import Audio, Document, Image, Message, Role, Stored, Text, Url
+from perdure.model.message import ToolCall as Called
+from perdure.model.outcome import BudgetSpent, Finished, ProviderFailed
+from perdure.model.outcome import LimitReached as Reached
+from perdure.model.tool import Cancelled, Ok, ToolSpec
+from perdure.model.write import Accept, Append, Commit, Write
+from perdure.plugins.hooks import Plugin
+from perdure.plugins.operations import CommandContext, command
+from perdure.providers.dialect import Timeouts
+from perdure.providers.fallback import Fallback
+from perdure.providers.http import HttpProvider, no_key
+from perdure.providers.openai_chat import ChatCompletions, Quirks
+from perdure.stores.memory import MemoryStore
+from perdure.testing import FunctionModel, VirtualClock
+from perdure.testing.crash import Lab, kill_everywhere
+from perdure.testing.model_server import ModelServer, Reply
 from tests.kit import SOON, Place, TellingModel, crash, until
 
 SMALL = ModelSettings(max_tokens=400)

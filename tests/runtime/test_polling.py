@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, ProcessContext, Runtime, process
-from mainstay.sessions.session import Session
-from mainstay.testing import FunctionModel
+from perdure import Agent, ProcessContext, Runtime, process
+from perdure.sessions.session import Session
+from perdure.testing import FunctionModel
 
 LOOKS = 20_000
 

@@ -9,19 +9,19 @@ from typing import Any, TypeVar
 
 import pytest
 
-from mainstay import Agent, ToolCall, ToolContext, tool
-from mainstay.engine.journal import TurnJournal, load
-from mainstay.engine.lease import LeaseTerms
-from mainstay.graph.commit import End
-from mainstay.model.codec import encode
-from mainstay.model.llm import Usage
-from mainstay.model.message import Message
-from mainstay.model.outcome import BudgetSpent
-from mainstay.model.record import Replied, Said, Started
-from mainstay.model.write import Accept, Append, Claim, SessionRef, TurnScope, Write
-from mainstay.runtime import Runtime
-from mainstay.stores.memory import MemoryRows, MemoryStore
-from mainstay.testing import ScriptedModel, VirtualClock
+from perdure import Agent, ToolCall, ToolContext, tool
+from perdure.engine.journal import TurnJournal, load
+from perdure.engine.lease import LeaseTerms
+from perdure.graph.commit import End
+from perdure.model.codec import encode
+from perdure.model.llm import Usage
+from perdure.model.message import Message
+from perdure.model.outcome import BudgetSpent
+from perdure.model.record import Replied, Said, Started
+from perdure.model.write import Accept, Append, Claim, SessionRef, TurnScope, Write
+from perdure.runtime import Runtime
+from perdure.stores.memory import MemoryRows, MemoryStore
+from perdure.testing import ScriptedModel, VirtualClock
 from tests.kit import SOON, TellingModel, until
 
 R = TypeVar("R")

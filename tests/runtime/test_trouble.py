@@ -13,18 +13,18 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, Runtime, tool
-from mainstay.engine.lease import LeaseTerms
-from mainstay.errors import StoreUnavailable
-from mainstay.stores.memory import MemoryStore
-from mainstay.stores.sqlite.locks import LockFile
-from mainstay.testing import ScriptedModel
+from perdure import Agent, Runtime, tool
+from perdure.engine.lease import LeaseTerms
+from perdure.errors import StoreUnavailable
+from perdure.stores.memory import MemoryStore
+from perdure.stores.sqlite.locks import LockFile
+from perdure.testing import ScriptedModel
 from tests.kit import SOON, Place, TellingModel, agent_calling, texts, until
 
 
 def ours() -> list[str]:
     """Threads of ours that live."""
-    return [t.name for t in threading.enumerate() if t.name.startswith("mainstay")]
+    return [t.name for t in threading.enumerate() if t.name.startswith("perdure")]
 
 
 def descriptors(place: Place) -> list[str]:

@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, ProcessContext, Runtime, ToolCall, ToolContext, process, tool
-from mainstay.engine.lease import LeaseTerms
-from mainstay.errors import ProcessFailed, StoreUnavailable
-from mainstay.model.outcome import Waiting
-from mainstay.model.session import InboxRow
-from mainstay.model.tool import Ok
-from mainstay.stores.memory import MemoryRows, MemoryStore
-from mainstay.testing import ScriptedModel, VirtualClock
+from perdure import Agent, ProcessContext, Runtime, ToolCall, ToolContext, process, tool
+from perdure.engine.lease import LeaseTerms
+from perdure.errors import ProcessFailed, StoreUnavailable
+from perdure.model.outcome import Waiting
+from perdure.model.session import InboxRow
+from perdure.model.tool import Ok
+from perdure.stores.memory import MemoryRows, MemoryStore
+from perdure.testing import ScriptedModel, VirtualClock
 from tests.kit import SOON, Place, until
 
 

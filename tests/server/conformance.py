@@ -1,4 +1,4 @@
-"""`make test-mcp`: the official conformance suite against `mainstay mcp` and against our client, where npm is there.
+"""`make test-mcp`: the official conformance suite against `perdure mcp` and against our client, where npm is there.
 
     python tests/server/conformance.py
 
@@ -83,10 +83,10 @@ def passes(what: list[str], scenario: str, surroundings: dict[str, str]) -> bool
 
 def served(surroundings: dict[str, str]) -> int:
     """How many scenarios of a server pass."""
-    with tempfile.TemporaryDirectory(prefix="mainstay-conformance-") as folder:
+    with tempfile.TemporaryDirectory(prefix="perdure-conformance-") as folder:
         words = ["mcp", "tests.server.sample_shop:shop", "--store", f"{folder}/a.db", "--http", "0"]
         with subprocess.Popen(
-            [sys.executable, "-m", "mainstay", *words], cwd=ROOT, stderr=subprocess.PIPE, text=True,
+            [sys.executable, "-m", "perdure", *words], cwd=ROOT, stderr=subprocess.PIPE, text=True,
             env={**os.environ, "SHOP": folder},
         ) as server:  # fmt: skip
             try:

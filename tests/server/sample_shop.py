@@ -5,8 +5,8 @@ import asyncio
 import os
 from pathlib import Path
 
-from mainstay import Agent, ModelRequest, Runtime, ToolCall, ToolContext, tool
-from mainstay.testing import FunctionModel
+from perdure import Agent, ModelRequest, Runtime, ToolCall, ToolContext, tool
+from perdure.testing import FunctionModel
 
 SHOP = Path(os.environ.get("SHOP", "."))
 

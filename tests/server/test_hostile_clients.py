@@ -12,12 +12,12 @@ import pytest
 from mcp import Client
 from mcp.shared.exceptions import MCPError
 
-from mainstay import Agent, Message, Plugin, Runtime, ToolCall, tool
-from mainstay.errors import InvalidInput
-from mainstay.model.tool import Cancelled
-from mainstay.plugins import InputContext
-from mainstay.server import mcp
-from mainstay.testing import FunctionModel
+from perdure import Agent, Message, Plugin, Runtime, ToolCall, tool
+from perdure.errors import InvalidInput
+from perdure.model.tool import Cancelled
+from perdure.plugins import InputContext
+from perdure.server import mcp
+from perdure.testing import FunctionModel
 from tests.kit import until, untyped
 from tests.server.test_mcp import BOTH, Mode, Person, Shop, facts, opened, questions_of, said, yes
 
@@ -38,7 +38,7 @@ async def test_clients_see_nothing_of_their_namespace(mode: Mode) -> None:
             seen.append(await client.call_tool("result", {"turn": "s.9"}))
             seen.append(await client.call_tool("result", {"turn": "nobody.1"}))
             seen.append(await client.call_tool("prompt", {"text": "x", "session": "y" * 2000}))
-            seen.append(await client.read_resource("mainstay://sessions/s"))
+            seen.append(await client.read_resource("perdure://sessions/s"))
             seen.append(await client.list_resources())
         async with Client(server, mode=mode) as client:
             seen.append(await client.call_tool("prompt", {"text": "pay 4", "session": "s"}))
@@ -165,9 +165,9 @@ async def test_only_a_plain_yes_approves(content: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "uri",
     [
-        "mainstay://sessions/../s", "mainstay://sessions/%2e%2e%2fs", "mainstay://sessions/%00", "mainstay://sessions/s?a=b",
-        "mainstay://sessions/s%2F..", "mainstay://sessions/%ED%A0%80", "MAINSTAY://sessions/s", "mainstay://sessions//s",
-        "mainstay://user@sessions/s", f"mainstay://sessions/{'a' * 100_000}",
+        "perdure://sessions/../s", "perdure://sessions/%2e%2e%2fs", "perdure://sessions/%00", "perdure://sessions/s?a=b",
+        "perdure://sessions/s%2F..", "perdure://sessions/%ED%A0%80", "PERDURE://sessions/s", "perdure://sessions//s",
+        "perdure://user@sessions/s", f"perdure://sessions/{'a' * 100_000}",
     ],
     ids=range(10),
 )  # fmt: skip

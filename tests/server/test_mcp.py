@@ -14,11 +14,11 @@ import pytest
 from mcp import Client
 from mcp.shared.exceptions import MCPError
 
-from mainstay import Agent, Runtime, ToolCall, tool
-from mainstay.errors import InvalidInput
-from mainstay.model.tool import Cancelled
-from mainstay.server import mcp
-from mainstay.testing import FunctionModel
+from perdure import Agent, Runtime, ToolCall, tool
+from perdure.errors import InvalidInput
+from perdure.model.tool import Cancelled
+from perdure.server import mcp
+from perdure.testing import FunctionModel
 from tests.kit import untyped
 
 Mode = Literal["auto", "legacy"]
@@ -100,7 +100,7 @@ async def test_a_prompt_is_a_turn_of_a_session_that_goes_on(mode: Mode) -> None:
         first = await client.call_tool("prompt", {"text": "hello"})
         session = facts(first)["session"]
         again = await client.call_tool("prompt", {"text": "again", "session": session})
-        read = await client.read_resource(f"mainstay://sessions/{session}")
+        read = await client.read_resource(f"perdure://sessions/{session}")
         listed = await client.list_resources()
 
     assert said(first) == "you said hello"
@@ -112,7 +112,7 @@ async def test_a_prompt_is_a_turn_of_a_session_that_goes_on(mode: Mode) -> None:
     assert isinstance(read.contents[0], types.TextResourceContents)
     shown = json.loads(read.contents[0].text)
     assert [message["role"] for message in shown["messages"]] == ["user", "assistant", "user", "assistant"]
-    assert [resource.uri for resource in listed.resources] == [f"mainstay://sessions/{session}"]
+    assert [resource.uri for resource in listed.resources] == [f"perdure://sessions/{session}"]
 
 
 @pytest.mark.parametrize("mode", BOTH)
@@ -276,7 +276,7 @@ async def test_a_namespace_hides_the_sessions_of_others() -> None:
             listed = [resource.name for resource in (await client.list_resources()).resources]
             other = await client.call_tool("result", {"turn": "../private.1"})
             with pytest.raises(MCPError, match="no resource"):
-                await client.read_resource("mainstay://sessions/guest-private")
+                await client.read_resource("perdure://sessions/guest-private")
             asked = await questions_of(client, text="pay 3", session="private")
         sessions = sorted([row.id for row in await runtime.sessions.list()])
 
@@ -348,7 +348,7 @@ async def test_what_does_not_exist_is_an_error_of_the_protocol() -> None:
     async with opened("memory", Shop()) as server, Client(server) as client:
         with pytest.raises(MCPError, match="no tool 'pay'"):
             await client.call_tool("pay", {"amount": 3})
-        for uri in ("mainstay://sessions/nobody", "file:///etc/passwd", "mainstay://sessions/"):
+        for uri in ("perdure://sessions/nobody", "file:///etc/passwd", "perdure://sessions/"):
             with pytest.raises(MCPError, match="no resource"):
                 await client.read_resource(uri)
         with pytest.raises(MCPError, match="cursor"):

@@ -1,4 +1,4 @@
-"""`mainstay mcp` in a process of its own: over stdio and HTTP, killed and started again."""
+"""`perdure mcp` in a process of its own: over stdio and HTTP, killed and started again."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ AGENT = "tests.server.sample_shop:shop"
 
 
 def words(folder: Path, *options: str, agent: str = AGENT) -> list[str]:
-    return [sys.executable, "-m", "mainstay", "mcp", agent, "--store", str(folder / "a.db"), *options]
+    return [sys.executable, "-m", "perdure", "mcp", agent, "--store", str(folder / "a.db"), *options]
 
 
 def surroundings(folder: Path) -> dict[str, str]:
@@ -50,7 +50,7 @@ def over_http(folder: Path, *options: str) -> Generator[tuple[subprocess.Popen[s
         try:
             assert server.stderr is not None
             line = server.stderr.readline()
-            assert line.startswith("mainstay: serving http"), line
+            assert line.startswith("perdure: serving http"), line
             yield server, line.split(" ")[2]
         finally:
             server.kill()
@@ -185,11 +185,11 @@ INITIALIZE = {
 async def test_what_agents_print_is_not_taken_for_messages(tmp_path: Path) -> None:
     agent = tmp_path / "noisy.py"
     agent.write_text(
-        "print('loading')\nfrom mainstay import Agent, ToolCall, tool\nfrom mainstay.testing import ScriptedModel\n\n"
+        "print('loading')\nfrom perdure import Agent, ToolCall, tool\nfrom perdure.testing import ScriptedModel\n\n"
         "@tool\ndef shout() -> str:\n    print('working')\n    return 'ok'\n\n"
         "loud = Agent(ScriptedModel([[ToolCall(name='shout')], 'done']), name='loud', tools=[shout])\n"
     )
-    command = [sys.executable, "-m", "mainstay", "mcp", f"{agent}:loud", "--store", str(tmp_path / "a.db")]
+    command = [sys.executable, "-m", "perdure", "mcp", f"{agent}:loud", "--store", str(tmp_path / "a.db")]
     with subprocess.Popen(
         command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as server:

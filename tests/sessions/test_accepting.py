@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, Message, ModelRequest, Runtime, TurnResult
-from mainstay.errors import InvalidInput, InvalidSessionId, KeyConflict, TooLarge
-from mainstay.model.message import Text
-from mainstay.testing import FunctionModel, ScriptedModel
+from perdure import Agent, Message, ModelRequest, Runtime, TurnResult
+from perdure.errors import InvalidInput, InvalidSessionId, KeyConflict, TooLarge
+from perdure.model.message import Text
+from perdure.testing import FunctionModel, ScriptedModel
 from tests.kit import SOON, Place, TellingModel, texts
 
 

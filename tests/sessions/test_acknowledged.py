@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, ModelRequest, Plugin, Runtime, Session, ToolCall, ToolContext, tool
-from mainstay.engine.control import CANCEL_GRACE
-from mainstay.errors import AlreadyAnswered, UnknownWait
-from mainstay.model.outcome import PluginAborted
-from mainstay.model.tool import Cancelled, Denied, Failed, Ok, OutcomeUnknown
-from mainstay.model.write import Resolve
-from mainstay.plugins.hooks import ToolEndContext
-from mainstay.testing import FunctionModel, VirtualClock
+from perdure import Agent, ModelRequest, Plugin, Runtime, Session, ToolCall, ToolContext, tool
+from perdure.engine.control import CANCEL_GRACE
+from perdure.errors import AlreadyAnswered, UnknownWait
+from perdure.model.outcome import PluginAborted
+from perdure.model.tool import Cancelled, Denied, Failed, Ok, OutcomeUnknown
+from perdure.model.write import Resolve
+from perdure.plugins.hooks import ToolEndContext
+from perdure.testing import FunctionModel, VirtualClock
 from tests.kit import SOON, Place, crash, until
 
 

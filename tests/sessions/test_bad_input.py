@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, Runtime, Session, ToolCall, ToolContext, tool
-from mainstay.errors import InvalidDefinition, InvalidInput, NotFound, TimedOut
-from mainstay.model.message import Message, Text
-from mainstay.model.plugin import CreateSession, PromptPart
-from mainstay.model.session import ToolState
-from mainstay.testing import FunctionModel
+from perdure import Agent, Runtime, Session, ToolCall, ToolContext, tool
+from perdure.errors import InvalidDefinition, InvalidInput, NotFound, TimedOut
+from perdure.model.message import Message, Text
+from perdure.model.plugin import CreateSession, PromptPart
+from perdure.model.session import ToolState
+from perdure.testing import FunctionModel
 from tests.kit import SOON, Place, TellingModel, untyped
 
 WRONG: Any = 5

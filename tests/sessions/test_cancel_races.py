@@ -7,13 +7,13 @@ from typing import Any, TypeVar
 
 import pytest
 
-from mainstay import Agent, ToolCall, tool
-from mainstay.model.session import CancelRequest
-from mainstay.model.tool import Cancelled
-from mainstay.model.write import Append, Cancel, Commit, SessionRef, Write
-from mainstay.runtime import Runtime
-from mainstay.stores.memory import MemoryStore
-from mainstay.testing import ScriptedModel
+from perdure import Agent, ToolCall, tool
+from perdure.model.session import CancelRequest
+from perdure.model.tool import Cancelled
+from perdure.model.write import Append, Cancel, Commit, SessionRef, Write
+from perdure.runtime import Runtime
+from perdure.stores.memory import MemoryStore
+from perdure.testing import ScriptedModel
 from tests.kit import SOON
 
 R = TypeVar("R")

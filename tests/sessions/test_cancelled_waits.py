@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, ModelRequest, Runtime, ToolCall, ToolContext, tool
-from mainstay.errors import AlreadyAnswered, InvalidInput, SessionDeleted
-from mainstay.model.outcome import Finished
-from mainstay.model.tool import Cancelled, Ok, OutcomeUnknown
-from mainstay.testing import FunctionModel
-from mainstay.testing.crash import Lab, Report, StoreKind
+from perdure import Agent, ModelRequest, Runtime, ToolCall, ToolContext, tool
+from perdure.errors import AlreadyAnswered, InvalidInput, SessionDeleted
+from perdure.model.outcome import Finished
+from perdure.model.tool import Cancelled, Ok, OutcomeUnknown
+from perdure.testing import FunctionModel
+from perdure.testing.crash import Lab, Report, StoreKind
 from tests.crash.reference import patiently
 from tests.kit import SOON, Place, results, texts, until, untyped
 

@@ -5,11 +5,11 @@ import time
 
 import pytest
 
-from mainstay import Agent, ModelRequest, Runtime, Session, ToolCall, ToolContext, TurnFailed, tool
-from mainstay.errors import UnknownTurn
-from mainstay.model.outcome import Finished, Waiting
-from mainstay.model.tool import Cancelled, Ok, OutcomeUnknown
-from mainstay.testing import FunctionModel, ScriptedModel, VirtualClock
+from perdure import Agent, ModelRequest, Runtime, Session, ToolCall, ToolContext, TurnFailed, tool
+from perdure.errors import UnknownTurn
+from perdure.model.outcome import Finished, Waiting
+from perdure.model.tool import Cancelled, Ok, OutcomeUnknown
+from perdure.testing import FunctionModel, ScriptedModel, VirtualClock
 from tests.kit import SOON, Place, TellingModel, crash, overloaded, texts, until, wait_for_thread
 
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, Caller, ModelRequest, ToolCall, tool
-from mainstay.errors import AlreadyAnswered, InvalidDefinition, InvalidInput, UnknownCall
-from mainstay.model.event import TextDelta
-from mainstay.model.outcome import Queued
-from mainstay.testing import FunctionModel
+from perdure import Agent, Caller, ModelRequest, ToolCall, tool
+from perdure.errors import AlreadyAnswered, InvalidDefinition, InvalidInput, UnknownCall
+from perdure.model.event import TextDelta
+from perdure.model.outcome import Queued
+from perdure.testing import FunctionModel
 from tests.kit import TellingModel, agent_calling, texts, untyped
 
 

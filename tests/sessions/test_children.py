@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, Message, ModelRequest, Runtime, ToolCall, ToolContext, tool
-from mainstay.engine.journal import load
-from mainstay.errors import Conflict, InvalidInput
-from mainstay.model.message import Text, ToolResult
-from mainstay.model.plugin import Compaction, CreateSession
-from mainstay.model.record import Ended
-from mainstay.plugins.hooks import CompactContext, Plugin, TurnContext
-from mainstay.plugins.operations import CommandContext, command
-from mainstay.testing import FunctionModel
-from mainstay.testing.crash import Lab, kill_everywhere
+from perdure import Agent, Message, ModelRequest, Runtime, ToolCall, ToolContext, tool
+from perdure.engine.journal import load
+from perdure.errors import Conflict, InvalidInput
+from perdure.model.message import Text, ToolResult
+from perdure.model.plugin import Compaction, CreateSession
+from perdure.model.record import Ended
+from perdure.plugins.hooks import CompactContext, Plugin, TurnContext
+from perdure.plugins.operations import CommandContext, command
+from perdure.testing import FunctionModel
+from perdure.testing.crash import Lab, kill_everywhere
 from tests.kit import SOON, Place, TellingModel, crash, texts, until
 from tests.plugins.made import having
 

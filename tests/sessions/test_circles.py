@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, Plugin, ProcessContext, Runtime, ToolCall, ToolContext, process, tool
-from mainstay.errors import WaitsForItself
-from mainstay.model.llm import ModelRequest
-from mainstay.model.outcome import ProviderFailed
-from mainstay.model.tool import Failed, Ok
-from mainstay.plugins.hooks import TurnContext, TurnEndContext
-from mainstay.sessions.session import Session
-from mainstay.testing import FunctionModel, ScriptedModel
+from perdure import Agent, Plugin, ProcessContext, Runtime, ToolCall, ToolContext, process, tool
+from perdure.errors import WaitsForItself
+from perdure.model.llm import ModelRequest
+from perdure.model.outcome import ProviderFailed
+from perdure.model.tool import Failed, Ok
+from perdure.plugins.hooks import TurnContext, TurnEndContext
+from perdure.sessions.session import Session
+from perdure.testing import FunctionModel, ScriptedModel
 from tests.kit import SOON, Place, texts
 
 REFUSED = (

@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 from msgspec import Struct
 
-from mainstay import Agent, ProcessContext, Runtime, ToolCall, ToolContext, process, tool
-from mainstay.errors import InvalidInput, StoreDamaged, StoreInUse
-from mainstay.model.outcome import Queued
-from mainstay.model.tool import OutcomeUnknown
-from mainstay.model.write import Accept, Claim, ProcessFilter, ProcessRef, Resolve, SessionFilter, SessionRef
-from mainstay.stores import rules
-from mainstay.stores.memory import MemoryRows, MemoryStore
-from mainstay.stores.sqlite import SqliteStore
-from mainstay.testing import ScriptedModel
+from perdure import Agent, ProcessContext, Runtime, ToolCall, ToolContext, process, tool
+from perdure.errors import InvalidInput, StoreDamaged, StoreInUse
+from perdure.model.outcome import Queued
+from perdure.model.tool import OutcomeUnknown
+from perdure.model.write import Accept, Claim, ProcessFilter, ProcessRef, Resolve, SessionFilter, SessionRef
+from perdure.stores import rules
+from perdure.stores.memory import MemoryRows, MemoryStore
+from perdure.stores.sqlite import SqliteStore
+from perdure.testing import ScriptedModel
 from tests.kit import SOON, Place, crash, texts, until
 
 BIG = "x" * 200_000
@@ -72,7 +72,7 @@ async def test_a_backup_holds_everything_and_its_blobs_and_the_original_goes_on(
 
     assert history == [BIG, BIG]
     assert facts.checks == ("ok",)
-    assert "mainstay restore" in (held or "")
+    assert "perdure restore" in (held or "")
     assert facts.held == held
     assert told[-1][0] == told[-1][1] > 2 * len(BIG)
     assert oct(copy.stat().st_mode & 0o777) == "0o600"
@@ -136,7 +136,7 @@ async def test_a_copy_works_on_nothing_until_it_is_restored(
 ) -> None:
     copy, payments = tmp_path / "copy.db", Payments()
     await copied(file, copy)
-    with caplog.at_level(logging.WARNING, "mainstay.runtime"):
+    with caplog.at_level(logging.WARNING, "perdure.runtime"):
         async with Runtime(copy, agents=[payments.agent(PAY, "done")]) as runtime:
             receipt = await (await runtime.session("chat")).send("third", key="k")
             assert await runtime.wait_idle(SOON)
@@ -144,7 +144,7 @@ async def test_a_copy_works_on_nothing_until_it_is_restored(
 
     assert payments.keys == []
     assert [(row.id, row.state, row.owner) for row in rows] == [("chat", "open", None)]
-    assert "mainstay restore" in caplog.text
+    assert "perdure restore" in caplog.text
 
     own = await Runtime.restore(copy)
     async with Runtime(copy, agents=[payments.agent(PAY, "done")]) as runtime:
@@ -189,7 +189,7 @@ async def test_an_old_copy_in_place_of_its_original_goes_on_when_it_is_restored(
     for suffix in ("-wal", "-shm"):
         Path(f"{file.path}{suffix}").unlink(missing_ok=True)
     shutil.copy(tmp_path / "copy.db", file.path)
-    with pytest.raises(StoreDamaged, match=r"mainstay restore .*agent\.db"):
+    with pytest.raises(StoreDamaged, match=r"perdure restore .*agent\.db"):
         await Runtime(file.path).__aenter__()
 
     own = await Runtime.restore(file.path)
@@ -251,7 +251,7 @@ async def test_a_run_in_a_copy_returns_queued_with_the_reason_and_its_result_onc
     for outcome in (result.outcome, streamed.outcome):
         assert isinstance(outcome, Queued)
         assert (outcome.behind, outcome.calls) == (None, ())
-        assert "mainstay restore" in outcome.reason
+        assert "perdure restore" in outcome.reason
 
 
 # ---------------------------------------------------------------------- what was under way

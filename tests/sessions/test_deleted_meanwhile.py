@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, Runtime, Session
-from mainstay.errors import SessionDeleted
-from mainstay.model.write import Delete
-from mainstay.stores.memory import MemoryRows, MemoryStore
-from mainstay.testing import FunctionModel
+from perdure import Agent, Runtime, Session
+from perdure.errors import SessionDeleted
+from perdure.model.write import Delete
+from perdure.stores.memory import MemoryRows, MemoryStore
+from perdure.testing import FunctionModel
 
 
 class Deleting(MemoryStore):

@@ -4,16 +4,16 @@ import asyncio
 
 import pytest
 
-from mainstay import Agent, ModelRequest, Runtime, ToolCall, tool
-from mainstay.errors import (
+from perdure import Agent, ModelRequest, Runtime, ToolCall, tool
+from perdure.errors import (
     AlreadyAnswered,
     InvalidDefinition,
     SessionDeleted,
     UnknownCall,
     WrongAgent,
 )
-from mainstay.model.outcome import Waiting
-from mainstay.testing import FunctionModel, ScriptedModel, VirtualClock
+from perdure.model.outcome import Waiting
+from perdure.testing import FunctionModel, ScriptedModel, VirtualClock
 from tests.kit import SOON, Place, TellingModel, texts
 
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, Plugin, ProcessContext, ToolCall, ToolContext, process, tool
-from mainstay.errors import ProcessFailed
-from mainstay.model.llm import Delta, ModelRequest, ModelResponse
-from mainstay.model.outcome import Finished, PluginAborted, ProviderFailed
-from mainstay.model.tool import Failed
-from mainstay.plugins.hooks import CompactContext, TurnContext
-from mainstay.testing import FunctionModel, ScriptedModel
+from perdure import Agent, Plugin, ProcessContext, ToolCall, ToolContext, process, tool
+from perdure.errors import ProcessFailed
+from perdure.model.llm import Delta, ModelRequest, ModelResponse
+from perdure.model.outcome import Finished, PluginAborted, ProviderFailed
+from perdure.model.tool import Failed
+from perdure.plugins.hooks import CompactContext, TurnContext
+from perdure.testing import FunctionModel, ScriptedModel
 from tests.kit import SOON, Place
 
 

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, Document, FileRef, Image, Message, ModelRequest, Runtime, ToolCall, tool
-from mainstay.builtin import Redaction
-from mainstay.errors import InvalidInput
-from mainstay.model.message import Inline, Local, Stored, Text, Url
-from mainstay.model.outcome import Finished, ProviderFailed
-from mainstay.model.tool import Failed, Ok
-from mainstay.providers.registry import provider
-from mainstay.testing import FunctionModel
-from mainstay.testing.model_server import ModelServer
+from perdure import Agent, Document, FileRef, Image, Message, ModelRequest, Runtime, ToolCall, tool
+from perdure.builtin import Redaction
+from perdure.errors import InvalidInput
+from perdure.model.message import Inline, Local, Stored, Text, Url
+from perdure.model.outcome import Finished, ProviderFailed
+from perdure.model.tool import Failed, Ok
+from perdure.providers.registry import provider
+from perdure.testing import FunctionModel
+from perdure.testing.model_server import ModelServer
 from tests.kit import Place
 from tests.providers.wire import ANSWERS
 

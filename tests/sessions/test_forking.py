@@ -2,9 +2,9 @@
 
 import pytest
 
-from mainstay import Agent, ToolCall, tool
-from mainstay.errors import InvalidSessionId, SessionDeleted, UnknownNode, UnknownSession
-from mainstay.testing import FunctionModel, ScriptedModel
+from perdure import Agent, ToolCall, tool
+from perdure.errors import InvalidSessionId, SessionDeleted, UnknownNode, UnknownSession
+from perdure.testing import FunctionModel, ScriptedModel
 from tests.kit import SOON, Place, TellingModel, texts
 
 

@@ -7,20 +7,20 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from mainstay import Agent, Budget, ModelRequest, Plugin, ToolCall, ToolContext, tool
-from mainstay.errors import InvalidDefinition, SessionFull, TurnFull
-from mainstay.model.codec import encode
-from mainstay.model.ids import MAX_ORDINAL, MAX_TURN
-from mainstay.model.message import Message, Text
-from mainstay.model.outcome import BudgetSpent
-from mainstay.model.record import Ended, Noted, Replied, Said
-from mainstay.model.session import Node
-from mainstay.model.tool import Cancelled, Ok, OutcomeUnknown
-from mainstay.model.write import Accept, Append, Release, TurnScope
-from mainstay.plugins.hooks import CompactContext
-from mainstay.stores.memory import MemoryStore
-from mainstay.stores.rules.rows import PutSession
-from mainstay.testing import FunctionModel
+from perdure import Agent, Budget, ModelRequest, Plugin, ToolCall, ToolContext, tool
+from perdure.errors import InvalidDefinition, SessionFull, TurnFull
+from perdure.model.codec import encode
+from perdure.model.ids import MAX_ORDINAL, MAX_TURN
+from perdure.model.message import Message, Text
+from perdure.model.outcome import BudgetSpent
+from perdure.model.record import Ended, Noted, Replied, Said
+from perdure.model.session import Node
+from perdure.model.tool import Cancelled, Ok, OutcomeUnknown
+from perdure.model.write import Accept, Append, Release, TurnScope
+from perdure.plugins.hooks import CompactContext
+from perdure.stores.memory import MemoryStore
+from perdure.stores.rules.rows import PutSession
+from perdure.testing import FunctionModel
 from tests.kit import Place
 
 OTHER = "another worker"

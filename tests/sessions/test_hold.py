@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, ModelRequest, Runtime, ToolCall, ToolContext, tool
-from mainstay.errors import InvalidDefinition, InvalidInput
-from mainstay.model.command import CommandHold
-from mainstay.model.session import CancelRequest
-from mainstay.testing import FunctionModel, VirtualClock
+from perdure import Agent, ModelRequest, Runtime, ToolCall, ToolContext, tool
+from perdure.errors import InvalidDefinition, InvalidInput
+from perdure.model.command import CommandHold
+from perdure.model.session import CancelRequest
+from perdure.testing import FunctionModel, VirtualClock
 from tests.kit import SOON, crash, until
 
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, Document, Message, ModelRequest, Plugin, Runtime, Session, ToolCall, tool
-from mainstay.errors import (
+from perdure import Agent, Document, Message, ModelRequest, Plugin, Runtime, Session, ToolCall, tool
+from perdure.errors import (
     InputFilterMissing,
     InvalidDefinition,
     InvalidInput,
@@ -23,16 +23,16 @@ from mainstay.errors import (
     PluginFault,
     ProcessConflict,
 )
-from mainstay.model.codec import encode
-from mainstay.model.event import AnyEvent, TurnCommitted
-from mainstay.model.message import InputContent, Text
-from mainstay.model.outcome import Queued
-from mainstay.model.plugin import CreateSession
-from mainstay.model.session import load_settings
-from mainstay.plugins import InputContext, SessionContext, TurnContext
-from mainstay.testing import FunctionModel
-from mainstay.tools.context import ToolContext
-from mainstay.tracing.jsonl import JsonlSink
+from perdure.model.codec import encode
+from perdure.model.event import AnyEvent, TurnCommitted
+from perdure.model.message import InputContent, Text
+from perdure.model.outcome import Queued
+from perdure.model.plugin import CreateSession
+from perdure.model.session import load_settings
+from perdure.plugins import InputContext, SessionContext, TurnContext
+from perdure.testing import FunctionModel
+from perdure.tools.context import ToolContext
+from perdure.tracing.jsonl import JsonlSink
 from tests.kit import Place, TellingModel, crash, until
 
 RAW = "4000-1234-5678"
@@ -671,7 +671,7 @@ async def test_a_filter_of_a_front_end_is_shut_down_with_it() -> None:
         ({"input_filters": {"x": []}}, r"input_filters\['x'\] has no plugin"),
         ({"input_filters": {"x": 7}}, "plugins"),
         ({"input_filters": {"x": Plugin}}, "plugins"),
-        ({"input_filters": {"x": [object()]}}, "derive it from mainstay.Plugin"),
+        ({"input_filters": {"x": [object()]}}, "derive it from perdure.Plugin"),
         ({"input_filters": {"support": Numbers()}}, "this Runtime has the agent"),
         ({"input_secret": b"short"}, "give 16 random bytes or more"),
         ({"input_secret": 7}, "give 16 random bytes or more"),

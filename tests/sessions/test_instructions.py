@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, Caller, ModelRequest, Plugin, Runtime, ToolCall, tool
-from mainstay.errors import InstructionsFailed, InvalidDefinition
-from mainstay.model.outcome import Finished
-from mainstay.model.tool import Failed
-from mainstay.plugins import SessionConfig, SessionContext
-from mainstay.testing import FunctionModel
+from perdure import Agent, Caller, ModelRequest, Plugin, Runtime, ToolCall, tool
+from perdure.errors import InstructionsFailed, InvalidDefinition
+from perdure.model.outcome import Finished
+from perdure.model.tool import Failed
+from perdure.plugins import SessionConfig, SessionContext
+from perdure.testing import FunctionModel
 from tests.kit import Place, until, untyped
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, ProcessContext, Retry, Runtime, ToolCall, ToolContext, process, tool
-from mainstay.model.tool import Recovery
-from mainstay.stores.memory import MemoryRows, MemoryStore
-from mainstay.testing import ScriptedModel
+from perdure import Agent, ProcessContext, Retry, Runtime, ToolCall, ToolContext, process, tool
+from perdure.model.tool import Recovery
+from perdure.stores.memory import MemoryRows, MemoryStore
+from perdure.testing import ScriptedModel
 from tests.kit import SOON, Place, crash
 
 OLD, NEW = "a" * 13, "b" * 13

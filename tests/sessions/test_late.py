@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, ModelRequest, Plugin, Retry, Runtime, ToolCall, ToolError, tool
-from mainstay.builtin import OutputBudget, Redaction, Subagents
-from mainstay.model.event import AnyEvent, PluginEvent
-from mainstay.model.message import Message
-from mainstay.model.plugin import EmitEvents, EnqueueMessages, ShortCircuit
-from mainstay.model.process import EventType, Failure, Success, WakeRule, WakeTarget
-from mainstay.model.tool import Cancelled, Denied, Failed, Ok, ToolOutcome
-from mainstay.plugins.hooks import CatalogContext, SessionContext, ToolEndContext
-from mainstay.processes.function.context import ProcessContext
-from mainstay.processes.function.engine import process
-from mainstay.sessions.wakes.late_results import IN_FULL
-from mainstay.testing import FunctionModel
+from perdure import Agent, ModelRequest, Plugin, Retry, Runtime, ToolCall, ToolError, tool
+from perdure.builtin import OutputBudget, Redaction, Subagents
+from perdure.model.event import AnyEvent, PluginEvent
+from perdure.model.message import Message
+from perdure.model.plugin import EmitEvents, EnqueueMessages, ShortCircuit
+from perdure.model.process import EventType, Failure, Success, WakeRule, WakeTarget
+from perdure.model.tool import Cancelled, Denied, Failed, Ok, ToolOutcome
+from perdure.plugins.hooks import CatalogContext, SessionContext, ToolEndContext
+from perdure.processes.function.context import ProcessContext
+from perdure.processes.function.engine import process
+from perdure.sessions.wakes.late_results import IN_FULL
+from perdure.testing import FunctionModel
 from tests.kit import SOON, Place, crash, until
 
 SECRET = "ghp_" + "abcdefghijklmnopqrstuvwxyz0123456789"  # was never valid

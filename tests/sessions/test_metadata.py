@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, Caller, Message, ModelSettings, Plugin, ProcessContext, ToolCall, ToolContext, process, tool
-from mainstay.engine.journal import load
-from mainstay.errors import Conflict, InvalidArguments, InvalidInput, MetadataConflict
-from mainstay.model.llm import ModelRequest, ModelResponse
-from mainstay.model.monitor import MonitorSpec
-from mainstay.model.plugin import CreateSession
-from mainstay.model.record import Said
-from mainstay.plugins import (
+from perdure import Agent, Caller, Message, ModelSettings, Plugin, ProcessContext, ToolCall, ToolContext, process, tool
+from perdure.engine.journal import load
+from perdure.errors import Conflict, InvalidArguments, InvalidInput, MetadataConflict
+from perdure.model.llm import ModelRequest, ModelResponse
+from perdure.model.monitor import MonitorSpec
+from perdure.model.plugin import CreateSession
+from perdure.model.record import Said
+from perdure.plugins import (
     CatalogContext,
     CommandContext,
     InputContext,
@@ -30,8 +30,8 @@ from mainstay.plugins import (
     query,
     task,
 )
-from mainstay.plugins.hooks import PromptContext, ToolCallContext, TurnEndContext
-from mainstay.testing import FunctionModel
+from perdure.plugins.hooks import PromptContext, ToolCallContext, TurnEndContext
+from perdure.testing import FunctionModel
 from tests.kit import Place
 
 pytestmark = pytest.mark.anyio
@@ -236,7 +236,7 @@ async def test_the_same_key_with_other_metadata_is_another_input(place: Place) -
         ({"": "x"}, "a key is text of 1 to 64"),
         ({7: "x"}, "a key is text of 1 to 64"),
         ({"k" * 65: "x"}, "a key is text of 1 to 64"),
-        ({"mainstay.user": "x"}, "Mainstay's own"),
+        ({"perdure.user": "x"}, "Perdure's own"),
         ({f"k{number}": 1 for number in range(33)}, "32 are the most"),
         ({"text": "x" * 5000}, "4096 are the most"),
     ],

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, Runtime, ToolCall, ToolContext, tool
-from mainstay.errors import MetadataConflict
-from mainstay.model.llm import ModelRequest
-from mainstay.model.write import Configure, Write
-from mainstay.stores.memory import MemoryRows, MemoryStore
-from mainstay.testing import FunctionModel
+from perdure import Agent, Runtime, ToolCall, ToolContext, tool
+from perdure.errors import MetadataConflict
+from perdure.model.llm import ModelRequest
+from perdure.model.write import Configure, Write
+from perdure.stores.memory import MemoryRows, MemoryStore
+from perdure.testing import FunctionModel
 from tests.kit import SOON, Place, TellingModel, until
 
 TURNS = 30

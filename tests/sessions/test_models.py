@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, ModelRequest, ModelSettings, Runtime
-from mainstay.errors import InvalidInput
-from mainstay.model.outcome import ProviderFailed
-from mainstay.testing import FunctionModel
+from perdure import Agent, ModelRequest, ModelSettings, Runtime
+from perdure.errors import InvalidInput
+from perdure.model.outcome import ProviderFailed
+from perdure.testing import FunctionModel
 from tests.kit import Place
 
 

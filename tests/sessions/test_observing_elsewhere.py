@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, ModelRequest, Runtime, Session
-from mainstay.errors import SessionDeleted
-from mainstay.model.event import Gap, TextDelta, TurnCommitted, TurnStarted
-from mainstay.model.outcome import Finished
-from mainstay.testing import FunctionModel
+from perdure import Agent, ModelRequest, Runtime, Session
+from perdure.errors import SessionDeleted
+from perdure.model.event import Gap, TextDelta, TurnCommitted, TurnStarted
+from perdure.model.outcome import Finished
+from perdure.testing import FunctionModel
 from tests.kit import SOON, Place, until
 
 

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from mainstay import Agent, Message, ModelRequest, Plugin, Runtime
-from mainstay.builtin.compaction import SYSTEM, Compaction
-from mainstay.errors import ProviderError
-from mainstay.model.outcome import ProviderFailed
-from mainstay.model.plugin import Compaction as Frame
-from mainstay.model.record import Asking, Completed, Faltered, Framed
-from mainstay.plugins.hooks import CompactContext
-from mainstay.testing import FunctionModel
-from mainstay.testing.model_server import ModelServer
+from perdure import Agent, Message, ModelRequest, Plugin, Runtime
+from perdure.builtin.compaction import SYSTEM, Compaction
+from perdure.errors import ProviderError
+from perdure.model.outcome import ProviderFailed
+from perdure.model.plugin import Compaction as Frame
+from perdure.model.record import Asking, Completed, Faltered, Framed
+from perdure.plugins.hooks import CompactContext
+from perdure.testing import FunctionModel
+from perdure.testing.model_server import ModelServer
 from tests.providers.test_http import connect
 from tests.providers.wire import ANSWERS, FAILURES
 

@@ -9,14 +9,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from mainstay import Agent, ModelRequest, Runtime
-from mainstay.errors import InvalidInput, ProviderError
-from mainstay.model.event import Gap, Retracted, TextDelta
-from mainstay.model.llm import ModelSettings, OutputMode
-from mainstay.providers.registry import provider
-from mainstay.sessions.outcomes import PartialOutputs
-from mainstay.testing import FunctionModel
-from mainstay.testing.model_server import ModelServer, Reply
+from perdure import Agent, ModelRequest, Runtime
+from perdure.errors import InvalidInput, ProviderError
+from perdure.model.event import Gap, Retracted, TextDelta
+from perdure.model.llm import ModelSettings, OutputMode
+from perdure.providers.registry import provider
+from perdure.sessions.outcomes import PartialOutputs
+from perdure.testing import FunctionModel
+from perdure.testing.model_server import ModelServer, Reply
 from tests.providers.wire import ANSWERS, MODEL
 
 SCHEMA = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}

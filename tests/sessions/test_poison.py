@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from mainstay import Agent, ToolCall, tool
-from mainstay.errors import TurnFailed
-from mainstay.testing import FunctionModel
+from perdure import Agent, ToolCall, tool
+from perdure.errors import TurnFailed
+from perdure.testing import FunctionModel
 from tests.kit import SOON, Place, crash, until
 
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, Budget, ModelRequest, ModelResponse, Plugin, ToolCall, Usage, tool
-from mainstay.errors import ProviderError, ScriptExhausted
-from mainstay.model.event import Retracted, TextDelta, TurnCommitted
-from mainstay.model.message import Reasoning, Text
-from mainstay.model.outcome import BudgetSpent, Finished, InvalidInput, Outcome, ProviderFailed
-from mainstay.model.tool import Cancelled
-from mainstay.plugins.hooks import StreamContext
-from mainstay.testing import FunctionModel, ScriptedModel, VirtualClock
+from perdure import Agent, Budget, ModelRequest, ModelResponse, Plugin, ToolCall, Usage, tool
+from perdure.errors import ProviderError, ScriptExhausted
+from perdure.model.event import Retracted, TextDelta, TurnCommitted
+from perdure.model.message import Reasoning, Text
+from perdure.model.outcome import BudgetSpent, Finished, InvalidInput, Outcome, ProviderFailed
+from perdure.model.tool import Cancelled
+from perdure.plugins.hooks import StreamContext
+from perdure.testing import FunctionModel, ScriptedModel, VirtualClock
 from tests.kit import SOON, Place, TellingModel, crash, overloaded, texts, until
 
 

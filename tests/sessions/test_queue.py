@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, Runtime
-from mainstay.errors import InvalidInput, UnknownTurn
-from mainstay.model.tool import Cancelled
+from perdure import Agent, Runtime
+from perdure.errors import InvalidInput, UnknownTurn
+from perdure.model.tool import Cancelled
 from tests.kit import Place, TellingModel, crash, untyped
 
 

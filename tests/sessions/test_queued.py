@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from mainstay import Agent, ModelRequest, ProcessContext, Runtime, ToolCall, TurnFailed, process, tool
-from mainstay.engine.lease import LeaseTerms
-from mainstay.errors import InvalidDefinition
-from mainstay.model.outcome import Queued
-from mainstay.model.session import Offers
-from mainstay.testing import FunctionModel, VirtualClock
+from perdure import Agent, ModelRequest, ProcessContext, Runtime, ToolCall, TurnFailed, process, tool
+from perdure.engine.lease import LeaseTerms
+from perdure.errors import InvalidDefinition
+from perdure.model.outcome import Queued
+from perdure.model.session import Offers
+from perdure.testing import FunctionModel, VirtualClock
 from tests.kit import SOON, Place, TellingModel, crash, until
 
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, ModelRequest, Runtime, ToolCall, tool
-from mainstay.errors import InvalidDefinition
-from mainstay.testing import FunctionModel
+from perdure import Agent, ModelRequest, Runtime, ToolCall, tool
+from perdure.errors import InvalidDefinition
+from perdure.testing import FunctionModel
 
 WORDS = "x" * 50_000
 

@@ -10,13 +10,13 @@ import msgspec
 import pydantic
 import pytest
 
-from mainstay import Agent, Budget, ModelRequest, ModelResponse, Runtime, ToolCall, TurnFailed, Usage, tool
-from mainstay.errors import ProviderError, UnknownSession, UnknownTurn
-from mainstay.model.outcome import BudgetSpent, Finished, Incomplete
-from mainstay.model.session import InboxRow
-from mainstay.model.tool import Cancelled, Ok
-from mainstay.stores.memory import MemoryStore
-from mainstay.testing import FunctionModel, ScriptedModel
+from perdure import Agent, Budget, ModelRequest, ModelResponse, Runtime, ToolCall, TurnFailed, Usage, tool
+from perdure.errors import ProviderError, UnknownSession, UnknownTurn
+from perdure.model.outcome import BudgetSpent, Finished, Incomplete
+from perdure.model.session import InboxRow
+from perdure.model.tool import Cancelled, Ok
+from perdure.stores.memory import MemoryStore
+from perdure.testing import FunctionModel, ScriptedModel
 from tests.kit import SOON, Place, TellingModel, crash, texts
 
 

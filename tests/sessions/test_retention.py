@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, ProcessContext, Retention, Runtime, ToolCall, process, tool
-from mainstay.errors import InvalidDefinition, InvalidInput, SessionDeleted
-from mainstay.model.write import Delete
-from mainstay.testing import FunctionModel, VirtualClock
+from perdure import Agent, ProcessContext, Retention, Runtime, ToolCall, process, tool
+from perdure.errors import InvalidDefinition, InvalidInput, SessionDeleted
+from perdure.model.write import Delete
+from perdure.testing import FunctionModel, VirtualClock
 from tests.kit import SOON, Place, until
 
 DAY = 86_400

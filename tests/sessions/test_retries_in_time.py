@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from mainstay import Agent, Budget, ModelRequest
-from mainstay.errors import ProviderError
-from mainstay.model.outcome import BudgetSpent
-from mainstay.testing import FunctionModel
+from perdure import Agent, Budget, ModelRequest
+from perdure.errors import ProviderError
+from perdure.model.outcome import BudgetSpent
+from perdure.testing import FunctionModel
 from tests.kit import SOON, Place
 
 

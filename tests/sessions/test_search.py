@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, Runtime, ToolCall, tool
-from mainstay.errors import InvalidDefinition, InvalidInput, SearchUnavailable
-from mainstay.model.search import SearchPage
-from mainstay.stores.memory import MemoryRows, MemoryStore
-from mainstay.testing import FunctionModel
+from perdure import Agent, Runtime, ToolCall, tool
+from perdure.errors import InvalidDefinition, InvalidInput, SearchUnavailable
+from perdure.model.search import SearchPage
+from perdure.stores.memory import MemoryRows, MemoryStore
+from perdure.testing import FunctionModel
 from tests.kit import Place, until
 
 

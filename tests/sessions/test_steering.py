@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, Budget, ModelResponse, Runtime, ToolCall, Usage, tool
-from mainstay.errors import InvalidInput, ProviderError
-from mainstay.model.event import InputDelivered
-from mainstay.model.outcome import BudgetSpent
-from mainstay.model.tool import Cancelled
-from mainstay.testing import ScriptedModel
+from perdure import Agent, Budget, ModelResponse, Runtime, ToolCall, Usage, tool
+from perdure.errors import InvalidInput, ProviderError
+from perdure.model.event import InputDelivered
+from perdure.model.outcome import BudgetSpent
+from perdure.model.tool import Cancelled
+from perdure.testing import ScriptedModel
 from tests.kit import SOON, Place, TellingModel, crash, texts
 
 

@@ -6,9 +6,9 @@ from typing import TypeVar
 
 import pytest
 
-from mainstay import Agent, ModelRequest, Runtime, ToolCall, ToolContext, tool
-from mainstay.errors import InvalidInput, KeyConflict
-from mainstay.model.event import (
+from perdure import Agent, ModelRequest, Runtime, ToolCall, ToolContext, tool
+from perdure.errors import InvalidInput, KeyConflict
+from perdure.model.event import (
     TextDelta,
     ToolFinished,
     ToolProgress,
@@ -17,11 +17,11 @@ from mainstay.model.event import (
     TurnStarted,
     WaitingFor,
 )
-from mainstay.model.outcome import Finished
-from mainstay.model.tool import Ok
-from mainstay.model.write import Commit, Write
-from mainstay.stores.memory import MemoryStore
-from mainstay.testing import FunctionModel, ScriptedModel
+from perdure.model.outcome import Finished
+from perdure.model.tool import Ok
+from perdure.model.write import Commit, Write
+from perdure.stores.memory import MemoryStore
+from perdure.testing import FunctionModel, ScriptedModel
 from tests.kit import SOON, Place, TellingModel, texts
 
 R = TypeVar("R")

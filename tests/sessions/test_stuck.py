@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, ModelRequest, Runtime, TurnFailed
-from mainstay.engine.lease import LeaseTerms
-from mainstay.model.codec import encode
-from mainstay.model.message import Message
-from mainstay.model.record import Said
-from mainstay.model.write import Accept, Release, TurnScope
-from mainstay.sessions.definition import Definition
-from mainstay.stores.memory import MemoryRows, MemoryStore
-from mainstay.testing import FunctionModel, ScriptedModel
+from perdure import Agent, ModelRequest, Runtime, TurnFailed
+from perdure.engine.lease import LeaseTerms
+from perdure.model.codec import encode
+from perdure.model.message import Message
+from perdure.model.record import Said
+from perdure.model.write import Accept, Release, TurnScope
+from perdure.sessions.definition import Definition
+from perdure.stores.memory import MemoryRows, MemoryStore
+from perdure.testing import FunctionModel, ScriptedModel
 from tests.kit import SOON, until
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from msgspec import Struct
 
-from mainstay import Agent, Budget, Message, ModelRequest, ProcessContext, Runtime, ToolCall, process, tool
-from mainstay.errors import (
+from perdure import Agent, Budget, Message, ModelRequest, ProcessContext, Runtime, ToolCall, process, tool
+from perdure.errors import (
     InvalidDefinition,
     InvalidProcess,
     ProcessConflict,
@@ -17,11 +17,11 @@ from mainstay.errors import (
     ProcessFailed,
     ProcessStuck,
 )
-from mainstay.model.llm import ModelResponse, Usage
-from mainstay.model.process import Cancelled, Failure, Success
-from mainstay.model.tool import Cancelled as TurnCancelled
-from mainstay.processes.handle import ProcessHandle
-from mainstay.testing import FunctionModel, VirtualClock
+from perdure.model.llm import ModelResponse, Usage
+from perdure.model.process import Cancelled, Failure, Success
+from perdure.model.tool import Cancelled as TurnCancelled
+from perdure.processes.handle import ProcessHandle
+from perdure.testing import FunctionModel, VirtualClock
 from tests.kit import SOON, Place, TellingModel, crash, texts, until
 
 ECHO = FunctionModel(lambda request: f"{len(request.messages)}: {request.messages[-1].text}")

@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 from msgspec import Struct
 
-from mainstay import Agent, ModelRequest, Runtime, ToolCall, ToolContext, tool
-from mainstay.errors import InvalidDefinition
-from mainstay.model.llm import ModelResponse, Usage
-from mainstay.model.outcome import ProviderFailed
-from mainstay.model.plugin import CreateSession
-from mainstay.model.process import Cancelled
-from mainstay.model.session import load_settings
-from mainstay.model.tool import Cancelled as TurnCancelled
-from mainstay.model.tool import Failed, Ok
-from mainstay.testing import FunctionModel, VirtualClock
+from perdure import Agent, ModelRequest, Runtime, ToolCall, ToolContext, tool
+from perdure.errors import InvalidDefinition
+from perdure.model.llm import ModelResponse, Usage
+from perdure.model.outcome import ProviderFailed
+from perdure.model.plugin import CreateSession
+from perdure.model.process import Cancelled
+from perdure.model.session import load_settings
+from perdure.model.tool import Cancelled as TurnCancelled
+from perdure.model.tool import Failed, Ok
+from perdure.testing import FunctionModel, VirtualClock
 from tests.kit import SOON, Place, TellingModel, results, texts, until
 
 ECHO = FunctionModel(lambda request: f"{len(request.messages)}: {request.messages[-1].text}")

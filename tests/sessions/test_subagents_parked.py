@@ -6,12 +6,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
-from mainstay.model.codec import encode
-from mainstay.model.message import Message
-from mainstay.model.process import ProcessRow, Registration, WaitOn
-from mainstay.model.record import Said
-from mainstay.model.session import Answer, CancelRequest, SessionRow, WaitRow
-from mainstay.model.write import (
+from perdure.model.codec import encode
+from perdure.model.message import Message
+from perdure.model.process import ProcessRow, Registration, WaitOn
+from perdure.model.record import Said
+from perdure.model.session import Answer, CancelRequest, SessionRow, WaitRow
+from perdure.model.write import (
     Accept,
     Advance,
     Advanced,
@@ -26,7 +26,7 @@ from mainstay.model.write import (
     SessionRef,
     TurnScope,
 )
-from mainstay.ports.store import Store
+from perdure.ports.store import Store
 from tests.kit import Place
 
 WAITS = (WaitOn("turn", "turn", "s.1"), WaitOn("message", "signal", "message"))

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, ModelRequest, Runtime, ToolCall, tool
-from mainstay.builtin import Subagents
-from mainstay.errors import InvalidDefinition
-from mainstay.model.tool import Failed, Ok, ToolOutcome
-from mainstay.sessions.result import TurnResult
-from mainstay.testing import FunctionModel
+from perdure import Agent, ModelRequest, Runtime, ToolCall, tool
+from perdure.builtin import Subagents
+from perdure.errors import InvalidDefinition
+from perdure.model.tool import Failed, Ok, ToolOutcome
+from perdure.sessions.result import TurnResult
+from perdure.testing import FunctionModel
 from tests.kit import SOON, Place, TellingModel, results, texts, until
 
 ECHO = FunctionModel(lambda request: f"{len(request.messages)}: {request.messages[-1].text}")

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, ModelRequest, ModelResponse, Runtime, ToolCall, ToolContext, Usage, tool
-from mainstay.errors import InvalidDefinition, InvalidInput, MissingExtra
-from mainstay.model.spending import Price
-from mainstay.providers.prices import checked
-from mainstay.sessions.usage import UsageGroup
-from mainstay.testing import FunctionModel, VirtualClock
-from mainstay.testing.crash import Lab, kill_everywhere
+from perdure import Agent, ModelRequest, ModelResponse, Runtime, ToolCall, ToolContext, Usage, tool
+from perdure.errors import InvalidDefinition, InvalidInput, MissingExtra
+from perdure.model.spending import Price
+from perdure.providers.prices import checked
+from perdure.sessions.usage import UsageGroup
+from perdure.testing import FunctionModel, VirtualClock
+from perdure.testing.crash import Lab, kill_everywhere
 from tests.kit import SOON, Place
 from tests.sessions.test_usage import Asking, Books, Delegating, added, look
 
@@ -233,7 +233,7 @@ def test_bundled_table_is_read_as_it_was_installed() -> None:
 
 def test_bundled_table_that_is_not_installed_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "genai_prices", None)
-    with pytest.raises(MissingExtra, match=r"pip install mainstay\[prices\]"):
+    with pytest.raises(MissingExtra, match=r"pip install perdure\[prices\]"):
         checked("genai-prices")
 
 

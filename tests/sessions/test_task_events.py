@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, ProcessContext, Runtime, process
-from mainstay.errors import Conflict, InvalidInput
-from mainstay.model.plugin import CreateSession
-from mainstay.model.process import TaskEvent, TaskSpec
-from mainstay.sessions.services.host import SessionHost
-from mainstay.testing import ScriptedModel
+from perdure import Agent, ProcessContext, Runtime, process
+from perdure.errors import Conflict, InvalidInput
+from perdure.model.plugin import CreateSession
+from perdure.model.process import TaskEvent, TaskSpec
+from perdure.sessions.services.host import SessionHost
+from perdure.testing import ScriptedModel
 from tests.kit import Place, until, untyped
 from tests.sessions.test_tasks import Gate, host, no_work
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, Message, Runtime, ToolCall, ToolContext, tool
-from mainstay.errors import (
+from perdure import Agent, Message, Runtime, ToolCall, ToolContext, tool
+from perdure.errors import (
     Conflict,
     InvalidInput,
     NotFound,
@@ -17,11 +17,11 @@ from mainstay.errors import (
     ProcessNotVisible,
     UnknownSession,
 )
-from mainstay.model.process import Abandoned, Cancelled, Registration, TaskSpec, WakeTarget
-from mainstay.model.session import WorkerRow
-from mainstay.model.write import Beat, Register
-from mainstay.sessions.services.host import SessionHost
-from mainstay.testing import ScriptedModel
+from perdure.model.process import Abandoned, Cancelled, Registration, TaskSpec, WakeTarget
+from perdure.model.session import WorkerRow
+from perdure.model.write import Beat, Register
+from perdure.sessions.services.host import SessionHost
+from perdure.testing import ScriptedModel
 from tests.kit import SOON, Place, TellingModel, crash, texts, until
 from tests.sessions.test_wakes import FUNCTIONS, Ear, when_told
 

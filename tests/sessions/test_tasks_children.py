@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, Retry, ToolCall, ToolContext, tool
-from mainstay.errors import UnknownProcess
-from mainstay.model.process import Cancelled, Cause, Registration
-from mainstay.model.tool import Ok
-from mainstay.model.write import Register
-from mainstay.processes.function.context import ProcessContext
-from mainstay.processes.function.engine import process
-from mainstay.testing import ScriptedModel
+from perdure import Agent, Retry, ToolCall, ToolContext, tool
+from perdure.errors import UnknownProcess
+from perdure.model.process import Cancelled, Cause, Registration
+from perdure.model.tool import Ok
+from perdure.model.write import Register
+from perdure.processes.function.context import ProcessContext
+from perdure.processes.function.engine import process
+from perdure.testing import ScriptedModel
 from tests.kit import SOON, Place, TellingModel, crash, until
 from tests.sessions.test_wakes import FUNCTIONS, when_told
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, Plugin, Runtime
-from mainstay.errors import InvalidArguments, InvalidDefinition, MissingSession
-from mainstay.model.plugin import PluginSnapshot
-from mainstay.model.process import Abandoned, Cancelled, Failure, SessionOrigin
-from mainstay.plugins import SessionContext, SnapshotReader, SnapshotWriter
-from mainstay.plugins.operations import QueueTurn, Result, TaskContext, command, query, task
+from perdure import Agent, Plugin, Runtime
+from perdure.errors import InvalidArguments, InvalidDefinition, MissingSession
+from perdure.model.plugin import PluginSnapshot
+from perdure.model.process import Abandoned, Cancelled, Failure, SessionOrigin
+from perdure.plugins import SessionContext, SnapshotReader, SnapshotWriter
+from perdure.plugins.operations import QueueTurn, Result, TaskContext, command, query, task
 from tests.kit import SOON, Place, crash, texts, until
 from tests.sessions.test_wakes import Ear
 

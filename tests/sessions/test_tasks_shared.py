@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, ToolCall, ToolContext, tool
-from mainstay.errors import Conflict, MainstayError, ProcessNotVisible, ProcessShared
-from mainstay.model.process import Cancelled, EventType, TaskSpec, WakeRule, WakeTarget
-from mainstay.processes.handle import CancelAsk
+from perdure import Agent, ToolCall, ToolContext, tool
+from perdure.errors import Conflict, PerdureError, ProcessNotVisible, ProcessShared
+from perdure.model.process import Cancelled, EventType, TaskSpec, WakeRule, WakeTarget
+from perdure.processes.handle import CancelAsk
 from tests.kit import SOON, Place, TellingModel, until
 from tests.processes_tools.test_visible import Policy
 from tests.sessions.test_tasks import Gate, host, no_work, states
@@ -232,7 +232,7 @@ async def test_name_that_a_transfer_brings_is_taken(place: Place) -> None:
 
 
 async def test_policy_is_asked_whichever_way_a_task_is_cancelled(place: Place) -> None:
-    policy = Policy(MainstayError("not at night"))
+    policy = Policy(PerdureError("not at night"))
     async with place.runtime(Agent(Ear().model), cancel_policy=policy) as runtime:
         services, called = host(runtime), list[str]()
         task = await services.register_background_task(TaskSpec("mine"), lambda: called.append("stop"))
@@ -243,7 +243,7 @@ async def test_policy_is_asked_whichever_way_a_task_is_cancelled(place: Place) -
             lambda: services.cancel_unreferenced_handles([], "enough"),
             lambda: task.cancel("enough"),
         ):
-            with pytest.raises(MainstayError, match="not at night"):
+            with pytest.raises(PerdureError, match="not at night"):
                 await ask()
         row = await runtime.processes.get(task.id)
         policy.refusal = None
@@ -256,7 +256,7 @@ async def test_policy_is_asked_whichever_way_a_task_is_cancelled(place: Place) -
 
 
 async def test_policy_is_asked_for_what_a_tool_cancels_through_its_services(place: Place) -> None:
-    model, policy = TellingModel(), Policy(MainstayError("not at night"))
+    model, policy = TellingModel(), Policy(PerdureError("not at night"))
 
     @tool
     async def stop(ctx: ToolContext[Any]) -> str:
@@ -306,6 +306,6 @@ async def test_failure_of_a_hidden_task_that_ended_before_is_raised_once(place: 
         services = host(runtime)
         for _ in range(3):
             await (await services.spawn_hidden_task("f", fail)).outcome(SOON)
-        with pytest.raises(MainstayError, match="ValueError: first"):
+        with pytest.raises(PerdureError, match="ValueError: first"):
             await services.await_hidden_tasks()
         await services.await_hidden_tasks()

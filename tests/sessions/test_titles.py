@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from mainstay import Agent, ModelRequest
-from mainstay.builtin.redaction import InputRedaction, Pattern, Redactor
-from mainstay.errors import ProviderError
-from mainstay.model.message import Message, Text
-from mainstay.model.session import TurnError, made_title
-from mainstay.testing import FunctionModel, VirtualClock
+from perdure import Agent, ModelRequest
+from perdure.builtin.redaction import InputRedaction, Pattern, Redactor
+from perdure.errors import ProviderError
+from perdure.model.message import Message, Text
+from perdure.model.session import TurnError, made_title
+from perdure.testing import FunctionModel, VirtualClock
 from tests.kit import Place
 
 

@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, Message, ModelRequest, Session, ToolCall, tool
-from mainstay.errors import InvalidDefinition, SessionDeleted, StaleSettings, Unavailable, UnknownSession, UnknownTool
-from mainstay.model.plugin import CreateSession, PromptPart
-from mainstay.model.session import ToolState
-from mainstay.model.tool import Failed
-from mainstay.plugins.hooks import CatalogContext, Plugin, TurnContext
-from mainstay.plugins.operations import CommandContext, command
-from mainstay.testing import FunctionModel
+from perdure import Agent, Message, ModelRequest, Session, ToolCall, tool
+from perdure.errors import InvalidDefinition, SessionDeleted, StaleSettings, Unavailable, UnknownSession, UnknownTool
+from perdure.model.plugin import CreateSession, PromptPart
+from perdure.model.session import ToolState
+from perdure.model.tool import Failed
+from perdure.plugins.hooks import CatalogContext, Plugin, TurnContext
+from perdure.plugins.operations import CommandContext, command
+from perdure.testing import FunctionModel
 from tests.kit import SOON, Place, TellingModel
 from tests.tools.samples import Offering, add, drop, other_add, say
 
@@ -162,7 +162,7 @@ async def test_catalogue_of_an_agent_that_is_not_here_cannot_be_told(place: Plac
 ROOT = Path(__file__).parents[2]
 CHILD = """
 import asyncio, sys
-from mainstay import Runtime
+from perdure import Runtime
 from tests.sessions.test_tooling import agent
 
 async def main():

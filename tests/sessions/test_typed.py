@@ -6,10 +6,10 @@ import dataclasses
 
 import pytest
 
-from mainstay import Agent, ModelRequest, tool
-from mainstay.errors import InvalidInput, NotRevived, WrongAgent
-from mainstay.model.outcome import Incomplete
-from mainstay.testing import FunctionModel, ScriptedModel
+from perdure import Agent, ModelRequest, tool
+from perdure.errors import InvalidInput, NotRevived, WrongAgent
+from perdure.model.outcome import Incomplete
+from perdure.testing import FunctionModel, ScriptedModel
 from tests.kit import Place, agent_calling, untyped
 
 

@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from mainstay import Agent, Budget, Message, ModelRequest, ModelResponse, ToolCall, ToolContext, Usage, tool
-from mainstay.errors import InvalidInput, ProviderError, SessionDeleted, TurnFailed
-from mainstay.model.outcome import BudgetSpent, Finished, PluginAborted
-from mainstay.model.plugin import CreateSession
-from mainstay.model.session import Settings, dump_settings
-from mainstay.model.tool import Cancelled
-from mainstay.model.write import Configure
-from mainstay.plugins.hooks import Plugin, TurnContext
-from mainstay.plugins.operations import CommandContext, command
-from mainstay.testing import FunctionModel, VirtualClock
-from mainstay.testing.crash import Lab, kill_everywhere
+from perdure import Agent, Budget, Message, ModelRequest, ModelResponse, ToolCall, ToolContext, Usage, tool
+from perdure.errors import InvalidInput, ProviderError, SessionDeleted, TurnFailed
+from perdure.model.outcome import BudgetSpent, Finished, PluginAborted
+from perdure.model.plugin import CreateSession
+from perdure.model.session import Settings, dump_settings
+from perdure.model.tool import Cancelled
+from perdure.model.write import Configure
+from perdure.plugins.hooks import Plugin, TurnContext
+from perdure.plugins.operations import CommandContext, command
+from perdure.testing import FunctionModel, VirtualClock
+from perdure.testing.crash import Lab, kill_everywhere
 from tests.kit import SOON, Place, TellingModel, crash
 
 

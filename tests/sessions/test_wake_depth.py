@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, ModelRequest, ProcessContext, Runtime, ToolCall, ToolContext, process, tool
-from mainstay.engine.journal import load
-from mainstay.errors import InvalidDefinition, TurnFailed
-from mainstay.model.record import Said
-from mainstay.model.write import ProcessFilter
-from mainstay.sessions.wakes.late_results import read
-from mainstay.testing import FunctionModel
+from perdure import Agent, ModelRequest, ProcessContext, Runtime, ToolCall, ToolContext, process, tool
+from perdure.engine.journal import load
+from perdure.errors import InvalidDefinition, TurnFailed
+from perdure.model.record import Said
+from perdure.model.write import ProcessFilter
+from perdure.sessions.wakes.late_results import read
+from perdure.testing import FunctionModel
 from tests.kit import Place, until
 
 

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, Runtime, ToolCall, tool
-from mainstay.model.llm import ModelRequest
-from mainstay.model.process import EventType, WakeRule, WakeTarget
-from mainstay.model.record import Said
-from mainstay.processes.function.context import ProcessContext
-from mainstay.processes.function.engine import process
-from mainstay.processes.service import Start
-from mainstay.sessions.wakes.delivery import GATHER_SECONDS
-from mainstay.testing import FunctionModel, ScriptedModel
+from perdure import Agent, Runtime, ToolCall, tool
+from perdure.model.llm import ModelRequest
+from perdure.model.process import EventType, WakeRule, WakeTarget
+from perdure.model.record import Said
+from perdure.processes.function.context import ProcessContext
+from perdure.processes.function.engine import process
+from perdure.processes.service import Start
+from perdure.sessions.wakes.delivery import GATHER_SECONDS
+from perdure.testing import FunctionModel, ScriptedModel
 from tests.kit import SOON, Place, TellingModel, crash, texts, until
 
 

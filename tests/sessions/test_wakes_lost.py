@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from mainstay import Agent, Plugin, Runtime
-from mainstay.errors import InvalidInput, SessionDeleted
-from mainstay.model.process import WakeTarget
-from mainstay.plugins.hooks import TurnEndContext
-from mainstay.processes.service import Start
-from mainstay.stores.memory import MemoryStore
-from mainstay.testing.clock import VirtualClock
+from perdure import Agent, Plugin, Runtime
+from perdure.errors import InvalidInput, SessionDeleted
+from perdure.model.process import WakeTarget
+from perdure.plugins.hooks import TurnEndContext
+from perdure.processes.service import Start
+from perdure.stores.memory import MemoryStore
+from perdure.testing.clock import VirtualClock
 from tests.kit import SOON, Place, TellingModel, until
 from tests.sessions.test_wakes import FUNCTIONS, Ear, double, idle, when_told
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, Runtime, tool
-from mainstay.errors import InvalidHandle, InvalidInput, ProcessConflict, ProcessNotVisible
-from mainstay.model.event import ProcessChanged
-from mainstay.model.process import SessionOrigin, WakeTarget
+from perdure import Agent, Runtime, tool
+from perdure.errors import InvalidHandle, InvalidInput, ProcessConflict, ProcessNotVisible
+from perdure.model.event import ProcessChanged
+from perdure.model.process import SessionOrigin, WakeTarget
 from tests.kit import SOON, Place, until
 from tests.sessions.test_wakes import FUNCTIONS, Ear, double, idle, when_told
 

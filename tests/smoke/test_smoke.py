@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mainstay import (
+from perdure import (
     Agent,
     Budget,
     ModelRequest,
@@ -22,11 +22,11 @@ from mainstay import (
     Usage,
     tool,
 )
-from mainstay.model.event import TextDelta, ToolFinished, ToolStarted, TurnCommitted
-from mainstay.model.outcome import BudgetSpent, Finished, Waiting
-from mainstay.model.tool import Cancelled, Denied, Failed, Ok
-from mainstay.stores.memory import MemoryStore
-from mainstay.testing import FunctionModel, ScriptedModel
+from perdure.model.event import TextDelta, ToolFinished, ToolStarted, TurnCommitted
+from perdure.model.outcome import BudgetSpent, Finished, Waiting
+from perdure.model.tool import Cancelled, Denied, Failed, Ok
+from perdure.stores.memory import MemoryStore
+from perdure.testing import FunctionModel, ScriptedModel
 
 
 @pytest.fixture(params=["memory", "file"])

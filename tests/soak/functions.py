@@ -15,9 +15,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from mainstay import ProcessContext, Runtime, process
-from mainstay.engine.lease import LeaseTerms
-from mainstay.errors import OutcomeUnknown
+from perdure import ProcessContext, Runtime, process
+from perdure.engine.lease import LeaseTerms
+from perdure.errors import OutcomeUnknown
 from tests.soak.program import append
 
 KEYS = 10

@@ -16,8 +16,8 @@ import sys
 import time
 from pathlib import Path
 
-from mainstay import Agent, ModelRequest, Runtime, ToolCall, ToolContext, tool
-from mainstay.testing import FunctionModel
+from perdure import Agent, ModelRequest, Runtime, ToolCall, ToolContext, tool
+from perdure.testing import FunctionModel
 
 SESSIONS = 8
 LASTS = 0.02

@@ -18,8 +18,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from mainstay.model.process import TERMINAL, Cancelled, ProcessRow, Success  # noqa: E402  # found through the line above
-from mainstay.stores.sqlite import SqliteStore  # noqa: E402
+from perdure.model.process import TERMINAL, Cancelled, ProcessRow, Success  # noqa: E402  # found through the line above
+from perdure.stores.sqlite import SqliteStore  # noqa: E402
 from tests.crash.children import child, count  # noqa: E402
 from tests.crash.process_worker import Outside  # noqa: E402
 from tests.soak.lane import report  # noqa: E402
@@ -96,7 +96,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--races", type=int, default=1000)
     wanted = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="mainstay-races-") as folder:
+    with tempfile.TemporaryDirectory(prefix="perdure-races-") as folder:
         found = race(Path(folder), wanted.races)
     return report(found)
 

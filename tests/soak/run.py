@@ -25,12 +25,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from mainstay.engine.journal import load_turns  # noqa: E402  # found through the line above
-from mainstay.graph.view import TurnView, turn_view  # noqa: E402
-from mainstay.model.outcome import Finished  # noqa: E402
-from mainstay.model.tool import Ok  # noqa: E402
-from mainstay.model.write import SessionFilter  # noqa: E402
-from mainstay.stores.sqlite import SqliteStore  # noqa: E402
+from perdure.engine.journal import load_turns  # noqa: E402  # found through the line above
+from perdure.graph.view import TurnView, turn_view  # noqa: E402
+from perdure.model.outcome import Finished  # noqa: E402
+from perdure.model.tool import Ok  # noqa: E402
+from perdure.model.write import SessionFilter  # noqa: E402
+from perdure.stores.sqlite import SqliteStore  # noqa: E402
 from tests.soak.lane import lines, report  # noqa: E402
 
 LEAVES_WITHIN = 60.0
@@ -162,7 +162,7 @@ def main() -> int:
     parser.add_argument("--inputs", type=int, default=200)
     wanted = parser.parse_args()
     print(f"soak: {wanted.kills} kills, {wanted.leavings} leavings, seed {wanted.seed}", flush=True)
-    with tempfile.TemporaryDirectory(prefix="mainstay-soak-") as folder:
+    with tempfile.TemporaryDirectory(prefix="perdure-soak-") as folder:
         count = soak(Path(folder), wanted.kills, wanted.leavings, wanted.seed, wanted.inputs)
     return report(count)
 

@@ -23,11 +23,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from mainstay.model.process import ProcessRow, Success  # noqa: E402  # found through the line above
-from mainstay.model.record import Done  # noqa: E402
-from mainstay.model.write import ProcessFilter  # noqa: E402
-from mainstay.processes.run import load_steps  # noqa: E402
-from mainstay.stores.sqlite import SqliteStore  # noqa: E402
+from perdure.model.process import ProcessRow, Success  # noqa: E402  # found through the line above
+from perdure.model.record import Done  # noqa: E402
+from perdure.model.write import ProcessFilter  # noqa: E402
+from perdure.processes.run import load_steps  # noqa: E402
+from perdure.stores.sqlite import SqliteStore  # noqa: E402
 from tests.soak.functions import sums  # noqa: E402
 from tests.soak.lane import lines, report  # noqa: E402
 
@@ -179,7 +179,7 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=1000)
     wanted = parser.parse_args()
     print(f"soak of durable functions: {wanted.kills} kills, seed {wanted.seed}", flush=True)
-    with tempfile.TemporaryDirectory(prefix="mainstay-soak-") as folder:
+    with tempfile.TemporaryDirectory(prefix="perdure-soak-") as folder:
         count = soak(Path(folder), wanted.kills, wanted.seed, wanted.processes)
     return report(count)
 

@@ -24,14 +24,14 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from mainstay.engine.journal import load_turns  # noqa: E402  # found through the line above
-from mainstay.graph.view import turn_view  # noqa: E402
-from mainstay.model.process import TERMINAL, ProcessRow, Success  # noqa: E402
-from mainstay.model.record import Begun, Joined  # noqa: E402
-from mainstay.model.tool import Denied, Ok, OutcomeUnknown, ToolRecord  # noqa: E402
-from mainstay.model.write import ProcessFilter, SessionFilter  # noqa: E402
-from mainstay.processes.run import load_steps  # noqa: E402
-from mainstay.stores.sqlite import SqliteStore  # noqa: E402
+from perdure.engine.journal import load_turns  # noqa: E402  # found through the line above
+from perdure.graph.view import turn_view  # noqa: E402
+from perdure.model.process import TERMINAL, ProcessRow, Success  # noqa: E402
+from perdure.model.record import Begun, Joined  # noqa: E402
+from perdure.model.tool import Denied, Ok, OutcomeUnknown, ToolRecord  # noqa: E402
+from perdure.model.write import ProcessFilter, SessionFilter  # noqa: E402
+from perdure.processes.run import load_steps  # noqa: E402
+from perdure.stores.sqlite import SqliteStore  # noqa: E402
 from tests.soak.lane import lines, report  # noqa: E402
 from tests.soak.verbs import LEASE  # noqa: E402
 
@@ -277,7 +277,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))
     wanted = parser.parse_args()
     print(f"soak of all verbs: {wanted.minutes:g} minutes, seed {wanted.seed}", flush=True)
-    with tempfile.TemporaryDirectory(prefix="mainstay-soak-") as folder:
+    with tempfile.TemporaryDirectory(prefix="perdure-soak-") as folder:
         count = soak(Path(folder), wanted.minutes * 60, wanted.seed)
     return report(count)
 

@@ -18,12 +18,12 @@ import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from mainstay import Agent, ModelRequest, ProcessContext, Runtime, ToolCall, ToolContext, process, tool
-from mainstay.engine.lease import LeaseTerms
-from mainstay.errors import MainstayError, OutcomeUnknown, UnknownProcess
-from mainstay.model.process import TERMINAL
-from mainstay.sessions.session import Session
-from mainstay.testing import FunctionModel
+from perdure import Agent, ModelRequest, ProcessContext, Runtime, ToolCall, ToolContext, process, tool
+from perdure.engine.lease import LeaseTerms
+from perdure.errors import OutcomeUnknown, PerdureError, UnknownProcess
+from perdure.model.process import TERMINAL
+from perdure.sessions.session import Session
+from perdure.testing import FunctionModel
 from tests.soak.program import append
 
 SESSIONS = 6
@@ -215,7 +215,7 @@ class Host:
     async def resolve(self, all_of_them: bool = False) -> None:
         keys = self.world.keys()
         for call_id, key in keys if all_of_them else keys[-3:]:
-            with contextlib.suppress(MainstayError):
+            with contextlib.suppress(PerdureError):
                 await self.made.resolve(key, "built")
                 self.told(f"ok {call_id} built")
 
@@ -244,7 +244,7 @@ class Host:
     async def chance(self) -> None:
         """One verb. What is refused, because another process was quicker, is refused typed."""
         verb = self.dice.choice(self.verbs())
-        with contextlib.suppress(MainstayError):
+        with contextlib.suppress(PerdureError):
             await verb()
         append(self.world.folder / "cases", getattr(verb, "__name__", "verb"))
 
@@ -283,11 +283,11 @@ async def finish(folder: Path) -> None:
                 return
             for row in rows:
                 session = await made.session(row.id)
-                with contextlib.suppress(MainstayError):
+                with contextlib.suppress(PerdureError):
                     await session.resume()
                     await host.decide(session)
             for each in live:
-                with contextlib.suppress(MainstayError):
+                with contextlib.suppress(PerdureError):
                     await made.processes.resume(each.id)
             await host.resolve(all_of_them=True)
             await asyncio.sleep(PAUSE)

@@ -13,11 +13,11 @@ import sqlite3
 import sys
 import threading
 
-from mainstay.errors import MainstayError
-from mainstay.model.process import Registration, Success, WakeTarget
-from mainstay.model.session import Node, WorkerRow
-from mainstay.model.write import Accept, Advance, Claim, Commit, ProcessRef, ProcessScope, Register, TurnScope
-from mainstay.stores.sqlite import SqliteStore
+from perdure.errors import PerdureError
+from perdure.model.process import Registration, Success, WakeTarget
+from perdure.model.session import Node, WorkerRow
+from perdure.model.write import Accept, Advance, Claim, Commit, ProcessRef, ProcessScope, Register, TurnScope
+from perdure.stores.sqlite import SqliteStore
 from tests.kit import print_line
 
 
@@ -76,7 +76,7 @@ async def attempt(path: str) -> None:
     try:
         await store.open()
         await turn(store, "mine", b"mine", 1)
-    except MainstayError as error:
+    except PerdureError as error:
         print_line(f"{type(error).__name__}: {error}")
     else:
         print_line("wrote")
@@ -115,7 +115,7 @@ async def in_little_space(path: str, limit: str) -> None:
     for at in range(1, 10_000):
         try:
             print_line(await turn(store, "mine", b"x" * 500, at))
-        except MainstayError as error:
+        except PerdureError as error:
             print_line(f"{type(error).__name__}: {error}")
             break
     os.kill(os.getpid(), signal.SIGKILL)
@@ -135,7 +135,7 @@ async def forked(path: str) -> None:
         for attempt in (store.session("mine"), store.write(Accept("mine", "clerk", b"", "op", 1)), store.sweep()):
             try:
                 attempt.send(None)
-            except MainstayError as error:
+            except PerdureError as error:
                 answers.append(error)
         try:
             store.close().send(None)

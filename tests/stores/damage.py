@@ -5,9 +5,9 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from mainstay.model.process import Registration, Success, WaitOn, WakeTarget
-from mainstay.model.session import Node, WaitRow, WorkerRow
-from mainstay.model.write import (
+from perdure.model.process import Registration, Success, WaitOn, WakeTarget
+from perdure.model.session import Node, WaitRow, WorkerRow
+from perdure.model.write import (
     Accept,
     Advance,
     Append,
@@ -20,8 +20,8 @@ from mainstay.model.write import (
     SessionFilter,
     TurnScope,
 )
-from mainstay.ports.store import Store
-from mainstay.stores.sqlite import SqliteStore
+from perdure.ports.store import Store
+from perdure.stores.sqlite import SqliteStore
 
 SESSIONS = 12
 TURNS = 6

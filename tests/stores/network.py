@@ -10,13 +10,13 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
-from mainstay.errors import MainstayError
-from mainstay.model.write import Write
-from mainstay.ports.store import Store
-from mainstay.stores import rules
-from mainstay.stores.memory import MemoryRows, MemoryStore
-from mainstay.stores.rules import reads
-from mainstay.stores.rules.rows import ALL_READS, RowChange, RowRead, Transaction
+from perdure.errors import PerdureError
+from perdure.model.write import Write
+from perdure.ports.store import Store
+from perdure.stores import rules
+from perdure.stores.memory import MemoryRows, MemoryStore
+from perdure.stores.rules import reads
+from perdure.stores.rules.rows import ALL_READS, RowChange, RowRead, Transaction
 
 R = TypeVar("R")
 
@@ -108,7 +108,7 @@ class NetworkStore(MemoryStore):
             for write, _ in batch:
                 try:
                     answers.append((await rules.apply(transaction, write, self.rows.held is not None), None))
-                except MainstayError as refusal:
+                except PerdureError as refusal:
                     answers.append((None, refusal))
                 except Exception as error:
                     answers.append((None, error))

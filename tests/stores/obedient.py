@@ -27,8 +27,8 @@ if "--plain-locks" in sys.argv:
     for missing in ("F_OFD_SETLK", "F_OFD_SETLKW", "F_OFD_GETLK"):
         delattr(fcntl, missing)
 
-from mainstay.errors import MainstayError
-from mainstay.stores.sqlite import SqliteStore
+from perdure.errors import PerdureError
+from perdure.stores.sqlite import SqliteStore
 from tests.kit import print_line
 from tests.stores.child import turn
 
@@ -81,7 +81,7 @@ class Host:
         self.turns += 1
         try:
             return str(await turn(self.stores[0], "s", b"%d" % self.turns, self.turns))
-        except MainstayError as error:
+        except PerdureError as error:
             return f"{type(error).__name__}: {error}"
 
     async def read(self) -> None:

@@ -5,9 +5,9 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from mainstay.ports.store import Store
-from mainstay.stores.memory import MemoryRows, MemoryStore
-from mainstay.stores.sqlite import SqliteStore
+from perdure.ports.store import Store
+from perdure.stores.memory import MemoryRows, MemoryStore
+from perdure.stores.sqlite import SqliteStore
 
 
 class InMemory:
@@ -34,7 +34,7 @@ class InOneFile:
     """The event loop commits whatever it can."""
 
     def __init__(self) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="mainstay-store-"))
+        self._folder = Path(tempfile.mkdtemp(prefix="perdure-store-"))
         self._lives = 0
 
     @property

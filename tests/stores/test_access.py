@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from mainstay.stores.sqlite import SqliteStore
-from mainstay.tracing.jsonl import JsonlSink
+from perdure.stores.sqlite import SqliteStore
+from perdure.tracing.jsonl import JsonlSink
 from tests.stores.child import turn
 from tests.stores.test_sqlite_file import ROOT, child, lines, needs_root, opened
 
@@ -84,7 +84,7 @@ def test_a_trace_is_its_owners_alone_whatever_the_umask(tmp_path: Path, umask: i
 
 FIRST = """
 import asyncio, os, pathlib, signal, sqlite3, sys
-from mainstay.stores.sqlite import SqliteStore
+from perdure.stores.sqlite import SqliteStore
 
 connect, folder, seen = sqlite3.connect, pathlib.Path(sys.argv[1]), []
 
@@ -157,7 +157,7 @@ async def test_what_root_adds_to_the_store_of_a_user_is_that_users(open_folder: 
     path = open_folder / "agent.db"
     assert lines(child("as_nobody", path)) == ["wrote"]
 
-    async with opened(path) as store:  # as `sudo mainstay sessions` does
+    async with opened(path) as store:  # as `sudo perdure sessions` does
         await used(store)
 
     assert {file.lstat().st_uid for file in open_folder.rglob("*")} == {65534}

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from mainstay.errors import BlobMissing, StoreDamaged, StoreUnavailable
-from mainstay.stores.blobs import FileBlobs
+from perdure.errors import BlobMissing, StoreDamaged, StoreUnavailable
+from perdure.stores.blobs import FileBlobs
 
 HELLO = "2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824"
 
@@ -57,7 +57,7 @@ async def test_content_is_checked_when_it_is_read(blobs: FileBlobs, content: byt
 
 def test_many_writers_of_one_blob_leave_one_whole_file(blobs: FileBlobs) -> None:
     """Each from a process of its own."""
-    code = "import sys, pathlib; from mainstay.stores.blobs import FileBlobs; "
+    code = "import sys, pathlib; from perdure.stores.blobs import FileBlobs; "
     code += "b = FileBlobs(pathlib.Path(sys.argv[1])); [print(b.write(bytes([n]) * 300_000)) for n in range(20)]"
     processes = [
         subprocess.Popen([sys.executable, "-c", code, str(blobs.folder)], stdout=subprocess.PIPE, text=True)
@@ -73,7 +73,7 @@ def test_many_writers_of_one_blob_leave_one_whole_file(blobs: FileBlobs) -> None
 
 @pytest.mark.kill
 def test_a_writer_killed_at_any_moment_leaves_whole_blobs_only(blobs: FileBlobs) -> None:
-    code = "import sys, os, pathlib, itertools; from mainstay.stores.blobs import FileBlobs; "
+    code = "import sys, os, pathlib, itertools; from perdure.stores.blobs import FileBlobs; "
     code += "b = FileBlobs(pathlib.Path(sys.argv[1]))\n"
     code += "for n in itertools.count(): os.write(1, (b.write(b'%d ' % n * 100_000) + '\\n').encode())"
     process = subprocess.Popen([sys.executable, "-c", code, str(blobs.folder)], stdout=subprocess.PIPE, text=True)
@@ -90,7 +90,7 @@ def test_a_writer_killed_at_any_moment_leaves_whole_blobs_only(blobs: FileBlobs)
 
 SYNCS = """
 import os, pathlib, sys
-from mainstay.stores.blobs import FileBlobs
+from perdure.stores.blobs import FileBlobs
 
 sync, folder = os.fsync, pathlib.Path(sys.argv[1])
 
@@ -138,7 +138,7 @@ async def test_a_disk_that_takes_no_blob_is_a_typed_error(tmp_path: Path) -> Non
 
 def test_a_blob_that_does_not_fit_leaves_nothing_behind(blobs: FileBlobs) -> None:
     """In a process whose files may not grow beyond 100 kB."""
-    code = "import sys, pathlib, resource, signal; from mainstay.stores.blobs import FileBlobs; "
+    code = "import sys, pathlib, resource, signal; from perdure.stores.blobs import FileBlobs; "
     code += "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (100_000,) * 2)\n"
     code += "try: FileBlobs(pathlib.Path(sys.argv[1])).write(bytes(200_000))\n"
     code += "except Exception as error: print(type(error).__name__, error)"

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from mainstay import Agent, Runtime
-from mainstay.errors import InvalidDefinition, StoreUnavailable
-from mainstay.stores import open_store
-from mainstay.stores.sqlite import SqliteStore
-from mainstay.stores.sqlite.locks import LockFile
-from mainstay.tracing.jsonl import JsonlSink
+from perdure import Agent, Runtime
+from perdure.errors import InvalidDefinition, StoreUnavailable
+from perdure.stores import open_store
+from perdure.stores.sqlite import SqliteStore
+from perdure.stores.sqlite.locks import LockFile
+from perdure.tracing.jsonl import JsonlSink
 from tests.cli.shell import shell
 
 

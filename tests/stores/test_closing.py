@@ -3,7 +3,7 @@
 import asyncio
 from pathlib import Path
 
-from mainstay.stores.sqlite import SqliteStore
+from perdure.stores.sqlite import SqliteStore
 from tests.stores.child import turn
 from tests.stores.test_sqlite_file import held
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from mainstay import Agent, Runtime
-from mainstay.errors import InvalidInput, StoreInUse
-from mainstay.model.write import Accept, Delete
-from mainstay.stores.sqlite import SqliteStore
-from mainstay.stores.sqlite.database import SPARE_PAGES
-from mainstay.testing import ScriptedModel
+from perdure import Agent, Runtime
+from perdure.errors import InvalidInput, StoreInUse
+from perdure.model.write import Accept, Delete
+from perdure.stores.sqlite import SqliteStore
+from perdure.stores.sqlite.database import SPARE_PAGES
+from perdure.testing import ScriptedModel
 from tests.kit import texts, until
 
 BODY = b"x" * 20_000

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from mainstay.model.session import SessionRow
-from mainstay.model.write import Claim, Claimed, Commit, SessionFilter, Write
-from mainstay.ports.store import Store
-from mainstay.stores.memory import MemoryStore
-from mainstay.stores.rules import RULES
-from mainstay.testing.store_contract import Author, StoreContract, answer, store_contract
+from perdure.model.session import SessionRow
+from perdure.model.write import Claim, Claimed, Commit, SessionFilter, Write
+from perdure.ports.store import Store
+from perdure.stores.memory import MemoryStore
+from perdure.stores.rules import RULES
+from perdure.testing.store_contract import Author, StoreContract, answer, store_contract
 from tests.stores.network import OverNetwork
 from tests.stores.oracle.lives import lives_of
 from tests.stores.oracle.model import StoreModel
@@ -116,9 +116,7 @@ def test_the_kit_finds_nothing_wrong_with_the_memory_store() -> None:
     assert [contract.live(seed, 60, 0.3) for seed in range(5)] == [None] * 5
 
 
-def test_the_kit_needs_nothing_besides_mainstay() -> None:
-    code = (
-        "import sys; sys.modules['hypothesis'] = sys.modules['pytest'] = None; import mainstay.testing.store_contract"
-    )
+def test_the_kit_needs_nothing_besides_perdure() -> None:
+    code = "import sys; sys.modules['hypothesis'] = sys.modules['pytest'] = None; import perdure.testing.store_contract"
 
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

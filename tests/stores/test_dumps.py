@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from mainstay.errors import BlobMissing, Fenced
-from mainstay.model.session import Dump, Node
-from mainstay.model.write import Accept, Append, Branch, Commit, Delete, TurnScope
-from mainstay.ports.store import Store
-from mainstay.stores.memory import MemoryStore
-from mainstay.stores.sqlite import SqliteStore
+from perdure.errors import BlobMissing, Fenced
+from perdure.model.session import Dump, Node
+from perdure.model.write import Accept, Append, Branch, Commit, Delete, TurnScope
+from perdure.ports.store import Store
+from perdure.stores.memory import MemoryStore
+from perdure.stores.sqlite import SqliteStore
 
 
 @pytest.fixture(params=["memory", "sqlite"])

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from mainstay.errors import Fenced, InvalidInput, MainstayError, StoreUnavailable
-from mainstay.model.process import Registration
-from mainstay.model.session import Node, WaitRow, WorkerRow
-from mainstay.model.write import (
+from perdure.errors import Fenced, InvalidInput, PerdureError, StoreUnavailable
+from perdure.model.process import Registration
+from perdure.model.session import Node, WaitRow, WorkerRow
+from perdure.model.write import (
     Accept,
     Accepted,
     Advance,
@@ -35,10 +35,10 @@ from mainstay.model.write import (
     TurnScope,
     Write,
 )
-from mainstay.stores.blobs import FileBlobs
-from mainstay.stores.sqlite import SqliteStore
-from mainstay.stores.sqlite.database import WriterFile
-from mainstay.stores.sqlite.group_commit import MAINTENANCE_BATCHES, GroupWriter
+from perdure.stores.blobs import FileBlobs
+from perdure.stores.sqlite import SqliteStore
+from perdure.stores.sqlite.database import WriterFile
+from perdure.stores.sqlite.group_commit import MAINTENANCE_BATCHES, GroupWriter
 
 
 def record(scope: str, number: int) -> Append:
@@ -110,7 +110,7 @@ class Notebook:
     def applied(self, write: Write[Any]) -> Any | None:
         return f"receipt of {name(write)}" if name(write) in self.kept else None
 
-    def mapped(self, error: Exception) -> MainstayError:
+    def mapped(self, error: Exception) -> PerdureError:
         return StoreUnavailable(str(error))
 
     def maintenance_due(self) -> bool:
@@ -263,7 +263,7 @@ class OutOfMemory(Notebook):
             raise MemoryError
         super().commit()
 
-    def mapped(self, error: Exception) -> MainstayError:
+    def mapped(self, error: Exception) -> PerdureError:
         self.at_commit = []
         raise MemoryError
 

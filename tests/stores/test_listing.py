@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from mainstay.model.session import Settings, dump_settings
-from mainstay.model.write import Accept, Configure, Delete, SessionFilter
-from mainstay.ports.store import Store
-from mainstay.stores.memory import MemoryStore
-from mainstay.stores.sqlite import SqliteStore
-from mainstay.stores.sqlite.records import find_sessions, session_row
+from perdure.model.session import Settings, dump_settings
+from perdure.model.write import Accept, Configure, Delete, SessionFilter
+from perdure.ports.store import Store
+from perdure.stores.memory import MemoryStore
+from perdure.stores.sqlite import SqliteStore
+from perdure.stores.sqlite.records import find_sessions, session_row
 
 PERIOD = 8192
 """Milliseconds within which listings are not in order of the index."""

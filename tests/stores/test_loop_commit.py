@@ -21,12 +21,12 @@ from typing import Any
 
 import pytest
 
-from mainstay.errors import Fenced, StoreUnavailable
-from mainstay.model.session import Node
-from mainstay.model.write import Accept, Append, Write
-from mainstay.stores.sqlite import SqliteStore, group_commit
-from mainstay.stores.sqlite.database import TICK
-from mainstay.stores.sqlite.group_commit import (
+from perdure.errors import Fenced, StoreUnavailable
+from perdure.model.session import Node
+from perdure.model.write import Accept, Append, Write
+from perdure.stores.sqlite import SqliteStore, group_commit
+from perdure.stores.sqlite.database import TICK
+from perdure.stores.sqlite.group_commit import (
     LIGHT_BYTES,
     LIGHT_RECORDS,
     LOOP_BATCH,
@@ -457,9 +457,9 @@ async def test_a_file_that_loses_its_name_is_noticed_after_a_long_quiet(
 
 FORK = """
 import asyncio, math, os, sys
-from mainstay.errors import StoreInherited
-from mainstay.model.write import Accept
-from mainstay.stores.sqlite import SqliteStore
+from perdure.errors import StoreInherited
+from perdure.model.write import Accept
+from perdure.stores.sqlite import SqliteStore
 
 async def main():
     store = SqliteStore(sys.argv[1], math.inf)

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from mainstay.errors import StoreDamaged
-from mainstay.stores.sqlite import SqliteStore
+from perdure.errors import StoreDamaged
+from perdure.stores.sqlite import SqliteStore
 from tests.stores.test_sqlite_file import ROOT, integrity, opened
 
 LOOK = "import sqlite3, sys; c = sqlite3.connect(sys.argv[1]); c.execute('SELECT count(*) FROM nodes'); c.close()"
 READERS = {
     "sqlite3": [sys.executable, "-c", LOOK],
-    "mainstay sessions": [sys.executable, "-m", "mainstay", "sessions", "--store"],
+    "perdure sessions": [sys.executable, "-m", "perdure", "sessions", "--store"],
 }
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from mainstay.errors import Fenced, InternalError, KeyConflict
-from mainstay.model.process import Event, Registration, SessionOrigin, Success, WaitOn
-from mainstay.model.session import Death, Node, WaitRow
-from mainstay.model.write import (
+from perdure.errors import Fenced, InternalError, KeyConflict
+from perdure.model.process import Event, Registration, SessionOrigin, Success, WaitOn
+from perdure.model.session import Death, Node, WaitRow
+from perdure.model.write import (
     Accept,
     Accepted,
     Advance,
@@ -26,9 +26,9 @@ from mainstay.model.write import (
     TurnScope,
     Write,
 )
-from mainstay.stores.memory import MemoryRows, MemoryStore
-from mainstay.stores.rules import READS, transact
-from mainstay.stores.rules.rows import (
+from perdure.stores.memory import MemoryRows, MemoryStore
+from perdure.stores.rules import READS, transact
+from perdure.stores.rules.rows import (
     ALL_CHANGES,
     ALL_READS,
     OUTDATED,
@@ -39,7 +39,7 @@ from mainstay.stores.rules.rows import (
     Transaction,
     run,
 )
-from mainstay.testing.store_contract import Author, answer, everything
+from perdure.testing.store_contract import Author, answer, everything
 from tests.fuzzing import cases
 from tests.stores.network import NetworkStore, RemoteRows
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from mainstay.errors import Conflict, UnknownProcess, WrongAuthority
-from mainstay.lifecycle.process import ABANDON_REQUESTED, session_parent
-from mainstay.model.process import (
+from perdure.errors import Conflict, UnknownProcess, WrongAuthority
+from perdure.lifecycle.process import ABANDON_REQUESTED, session_parent
+from perdure.model.process import (
     Abandoned,
     AbandonRequest,
     Cancelled,
@@ -18,8 +18,8 @@ from mainstay.model.process import (
     Registration,
     SessionOrigin,
 )
-from mainstay.model.session import CancelRequest
-from mainstay.model.write import (
+from perdure.model.session import CancelRequest
+from perdure.model.write import (
     Accept,
     AddEvent,
     Advance,
@@ -34,9 +34,9 @@ from mainstay.model.write import (
     Share,
     Transfer,
 )
-from mainstay.ports.store import Store
-from mainstay.stores.memory import MemoryStore
-from mainstay.stores.sqlite import SqliteStore
+from perdure.ports.store import Store
+from perdure.stores.memory import MemoryStore
+from perdure.stores.sqlite import SqliteStore
 
 DELETED = CancelRequest("session chat", "its session was deleted")
 

@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from mainstay.model.codec import encode
-from mainstay.model.message import Message, Text
-from mainstay.model.process import Event, EventType, ProcessRow, Registration, Success, WaitOn, WakeRule, WakeTarget
-from mainstay.model.record import Said
-from mainstay.model.session import CancelRequest, Node, WorkerRow
-from mainstay.model.write import Advance, Beat, Cancel, Claim, Deliver, ProcessRef, ProcessScope, Register, SendSignal
-from mainstay.ports.store import Store
-from mainstay.testing.crash import Lab, kill_everywhere
+from perdure.model.codec import encode
+from perdure.model.message import Message, Text
+from perdure.model.process import Event, EventType, ProcessRow, Registration, Success, WaitOn, WakeRule, WakeTarget
+from perdure.model.record import Said
+from perdure.model.session import CancelRequest, Node, WorkerRow
+from perdure.model.write import Advance, Beat, Cancel, Claim, Deliver, ProcessRef, ProcessScope, Register, SendSignal
+from perdure.ports.store import Store
+from perdure.testing.crash import Lab, kill_everywhere
 
 TARGET = WakeTarget("chat", "clerk")
 ASKED = Registration(

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from mainstay.errors import Fenced, InternalError, StoreDamaged
-from mainstay.lifecycle.process import replay
-from mainstay.model.process import Event, EventType, Failure, ProcessRow, Registration, Success, WaitOn, WakeTarget
-from mainstay.model.session import CancelRequest, Node
-from mainstay.model.write import (
+from perdure.errors import Fenced, InternalError, StoreDamaged
+from perdure.lifecycle.process import replay
+from perdure.model.process import Event, EventType, Failure, ProcessRow, Registration, Success, WaitOn, WakeTarget
+from perdure.model.session import CancelRequest, Node
+from perdure.model.write import (
     Accept,
     AddEvent,
     Advance,
@@ -33,10 +33,10 @@ from mainstay.model.write import (
     Share,
     Write,
 )
-from mainstay.stores.blobs import FileBlobs
-from mainstay.stores.sqlite import SqliteStore, schema
-from mainstay.stores.sqlite.database import WriterFile
-from mainstay.stores.sqlite.group_commit import GroupWriter
+from perdure.stores.blobs import FileBlobs
+from perdure.stores.sqlite import SqliteStore, schema
+from perdure.stores.sqlite.database import WriterFile
+from perdure.stores.sqlite.group_commit import GroupWriter
 from tests.stores.test_group_commit import LosesReplies
 from tests.stores.test_sqlite_file import child, integrity, lines, opened, refused
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from mainstay.errors import (
+from perdure.errors import (
     Conflict,
     Fenced,
     InternalError,
@@ -18,7 +18,7 @@ from mainstay.errors import (
     SessionDeleted,
     UnknownProcess,
 )
-from mainstay.model.process import (
+from perdure.model.process import (
     Abandoned,
     Cancelled,
     Event,
@@ -34,8 +34,8 @@ from mainstay.model.process import (
     WakeRule,
     WakeTarget,
 )
-from mainstay.model.session import CancelRequest, Death, Node, WorkerRow
-from mainstay.model.write import (
+from perdure.model.session import CancelRequest, Death, Node, WorkerRow
+from perdure.model.write import (
     Accept,
     AddEvent,
     Advance,
@@ -63,9 +63,9 @@ from mainstay.model.write import (
     WorkflowKey,
     Write,
 )
-from mainstay.ports.store import Store
-from mainstay.stores.memory import MemoryStore
-from mainstay.stores.sqlite import SqliteStore
+from perdure.ports.store import Store
+from perdure.stores.memory import MemoryStore
+from perdure.stores.sqlite import SqliteStore
 
 EVENTS = (
     EventType("signal.go"),

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from mainstay.errors import StoreDamaged, StoreUnavailable
-from mainstay.model.session import WorkerRow
+from perdure.errors import StoreDamaged, StoreUnavailable
+from perdure.model.session import WorkerRow
 from tests.stores.child import turn
 from tests.stores.test_sqlite_file import ROOT, opened, refused
 
@@ -54,8 +54,8 @@ def add_worker(path: Path, worker_id: object) -> None:
     change(path, f"INSERT INTO workers {columns} VALUES (?, 'host', 'boot', 1, 1, 1, 30000)", worker_id)
 
 
-def mainstay(path: Path, command: str) -> subprocess.CompletedProcess[str]:
-    words = [sys.executable, "-m", "mainstay", command, "--store", str(path)]
+def perdure(path: Path, command: str) -> subprocess.CompletedProcess[str]:
+    words = [sys.executable, "-m", "perdure", command, "--store", str(path)]
     return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60)
 
 
@@ -69,7 +69,7 @@ def test_looking_at_a_store_touches_no_file_outside_of_it(
 ) -> None:
     add_worker(received, worker_id.format(victim=victim))
 
-    done = mainstay(received, command)
+    done = perdure(received, command)
 
     assert victim.read_bytes() == VICTIM
     assert "Traceback" not in done.stderr

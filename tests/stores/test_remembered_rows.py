@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from mainstay.errors import Fenced
-from mainstay.model.limit import Ask, Bound, Settle, Spending
-from mainstay.model.session import CancelRequest, Node
-from mainstay.model.write import Accept, Append, Cancel, Claim, Commit, Committed, SessionRef, TurnScope
-from mainstay.stores.blobs import FileBlobs
-from mainstay.stores.sqlite import SqliteStore
-from mainstay.stores.sqlite.database import WriterFile
+from perdure.errors import Fenced
+from perdure.model.limit import Ask, Bound, Settle, Spending
+from perdure.model.session import CancelRequest, Node
+from perdure.model.write import Accept, Append, Cancel, Claim, Commit, Committed, SessionRef, TurnScope
+from perdure.stores.blobs import FileBlobs
+from perdure.stores.sqlite import SqliteStore
+from perdure.stores.sqlite.database import WriterFile
 
 
 @pytest.fixture

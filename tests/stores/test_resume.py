@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from mainstay.errors import Fenced
-from mainstay.model.session import Node, SessionRow
-from mainstay.model.write import Accept, Append, Claim, Delete, Release, Resume, SessionRef, TurnScope
-from mainstay.ports.store import Store
-from mainstay.stores.memory import MemoryStore
-from mainstay.stores.sqlite import SqliteStore
+from perdure.errors import Fenced
+from perdure.model.session import Node, SessionRow
+from perdure.model.write import Accept, Append, Claim, Delete, Release, Resume, SessionRef, TurnScope
+from perdure.ports.store import Store
+from perdure.stores.memory import MemoryStore
+from perdure.stores.sqlite import SqliteStore
 
 
 @pytest.fixture(params=["memory", "sqlite"])

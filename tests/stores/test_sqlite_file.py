@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
-from mainstay.errors import StoreDamaged, StoreError, StoreTooNew, StoreUnavailable
-from mainstay.model.session import Node, WorkerRow
-from mainstay.model.write import Accept, Append, Beat, Commit, Delete, TurnScope
-from mainstay.stores.sqlite import SqliteStore
-from mainstay.stores.sqlite.database import CHECKPOINT_WRITES, connect
+from perdure.errors import StoreDamaged, StoreError, StoreTooNew, StoreUnavailable
+from perdure.model.session import Node, WorkerRow
+from perdure.model.write import Accept, Append, Beat, Commit, Delete, TurnScope
+from perdure.stores.sqlite import SqliteStore
+from perdure.stores.sqlite.database import CHECKPOINT_WRITES, connect
 from tests.fuzzing import cases
 from tests.kit import until
 from tests.stores.child import turn
@@ -66,7 +66,7 @@ def integrity(path: Path) -> str:
 # ---------------------------------------------------------------------- what is not ours
 
 
-async def test_a_file_of_a_newer_mainstay_is_refused(tmp_path: Path) -> None:
+async def test_a_file_of_a_newer_perdure_is_refused(tmp_path: Path) -> None:
     async with opened(tmp_path / "agent.db"):
         pass
     with contextlib.closing(sqlite3.connect(tmp_path / "agent.db")) as connection:
@@ -114,7 +114,7 @@ async def test_a_cut_wal_is_refused_with_a_hint(tmp_path: Path) -> None:
 
     assert isinstance(error, StoreDamaged)
     assert "acknowledged transactions are missing" in str(error)
-    assert f"mainstay restore {path}" in str(error)
+    assert f"perdure restore {path}" in str(error)
 
 
 async def test_a_removed_wal_is_refused_even_after_a_deletion(tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ async def test_an_old_copy_is_not_worked_on_though_its_lock_was_removed(tmp_path
     async with opened(tmp_path / "agent.db") as store:
         row = await store.session("a")
         assert row.head == 1
-        assert "mainstay restore" in store.held()
+        assert "perdure restore" in store.held()
 
 
 async def test_a_flipped_bit_in_a_record_is_noticed_by_its_checksum(tmp_path: Path) -> None:
@@ -258,7 +258,7 @@ async def test_a_folder_in_place_of_the_file_is_refused_typed(tmp_path: Path) ->
 @pytest.fixture
 def open_folder(tmp_path: Path) -> Iterator[Path]:
     """A folder that users without rights can reach. The test's own temporary folders are private."""
-    folder = Path("/var/tmp" if os.access("/var/tmp", os.W_OK) else "/tmp") / f"mainstay-{os.getpid()}-{id(tmp_path)}"
+    folder = Path("/var/tmp" if os.access("/var/tmp", os.W_OK) else "/tmp") / f"perdure-{os.getpid()}-{id(tmp_path)}"
     folder.mkdir()
     folder.chmod(0o777)
     yield folder

@@ -12,17 +12,17 @@ from typing import Any
 
 import pytest
 
-from mainstay.errors import BlobMissing
-from mainstay.model.session import Node
-from mainstay.model.write import Accept, Append, Commit, Delete, TurnScope, Write
-from mainstay.ports.store import Store
-from mainstay.stores.blobs import FileBlobs
-from mainstay.stores.memory import MemoryRows, MemoryStore
-from mainstay.stores.sqlite import SqliteStore
-from mainstay.stores.sqlite.database import Sweep, WriterFile
-from mainstay.stores.sqlite.group_commit import GroupWriter
-from mainstay.stores.sqlite.store import SWEEP_AT_ONCE
-from mainstay.testing import VirtualClock
+from perdure.errors import BlobMissing
+from perdure.model.session import Node
+from perdure.model.write import Accept, Append, Commit, Delete, TurnScope, Write
+from perdure.ports.store import Store
+from perdure.stores.blobs import FileBlobs
+from perdure.stores.memory import MemoryRows, MemoryStore
+from perdure.stores.sqlite import SqliteStore
+from perdure.stores.sqlite.database import Sweep, WriterFile
+from perdure.stores.sqlite.group_commit import GroupWriter
+from perdure.stores.sqlite.store import SWEEP_AT_ONCE
+from perdure.testing import VirtualClock
 
 HOUR = 3600
 

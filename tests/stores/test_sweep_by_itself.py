@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from mainstay import Agent, Runtime
-from mainstay.errors import StoreUnavailable
-from mainstay.ports.store import SWEEP_GRACE
-from mainstay.stores.memory import MemoryRows, MemoryStore
-from mainstay.stores.sqlite import SqliteStore
-from mainstay.testing import VirtualClock
+from perdure import Agent, Runtime
+from perdure.errors import StoreUnavailable
+from perdure.ports.store import SWEEP_GRACE
+from perdure.stores.memory import MemoryRows, MemoryStore
+from perdure.stores.sqlite import SqliteStore
+from perdure.testing import VirtualClock
 
 HOUR = 3600
 SOON = 60

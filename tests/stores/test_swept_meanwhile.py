@@ -11,18 +11,18 @@ from typing import Any, TypeVar
 
 import pytest
 
-from mainstay import Agent, Runtime, ToolCall, TurnResult, tool
-from mainstay.errors import BlobMissing
-from mainstay.model.codec import spilled
-from mainstay.model.outcome import Finished
-from mainstay.model.record import Spilled
-from mainstay.model.tool import BlobRef, Ok, OutcomeUnknown
-from mainstay.model.write import Write
-from mainstay.ports.store import Store
-from mainstay.stores.memory import MemoryRows, MemoryStore
-from mainstay.stores.sqlite import SqliteStore
-from mainstay.testing import ScriptedModel
-from mainstay.testing.crash.injection import FaultInjector, InstrumentedStore, name_of
+from perdure import Agent, Runtime, ToolCall, TurnResult, tool
+from perdure.errors import BlobMissing
+from perdure.model.codec import spilled
+from perdure.model.outcome import Finished
+from perdure.model.record import Spilled
+from perdure.model.tool import BlobRef, Ok, OutcomeUnknown
+from perdure.model.write import Write
+from perdure.ports.store import Store
+from perdure.stores.memory import MemoryRows, MemoryStore
+from perdure.stores.sqlite import SqliteStore
+from perdure.testing import ScriptedModel
+from perdure.testing.crash.injection import FaultInjector, InstrumentedStore, name_of
 
 ROOT = Path(__file__).parents[2]
 R = TypeVar("R")

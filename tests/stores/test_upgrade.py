@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from mainstay.model.write import ProcessFilter
-from mainstay.stores.sqlite import SqliteStore, schema
-from mainstay.stores.sqlite.database import put_mark
+from perdure.model.write import ProcessFilter
+from perdure.stores.sqlite import SqliteStore, schema
+from perdure.stores.sqlite.database import put_mark
 
 SECRET = bytes(range(32))
 SECRET_CRC = b"\x8a\x7e\x26\x91"  # of that secret, little-endian
 
 UPGRADE = """
 import asyncio, os, pathlib, shutil, signal, sqlite3, sys
-from mainstay.stores.sqlite import SqliteStore
+from perdure.stores.sqlite import SqliteStore
 
 connect, old, seen = sqlite3.connect, pathlib.Path(sys.argv[1]), []
 
@@ -54,7 +54,7 @@ print(number - 1)
 
 
 def make(path: Path, version: int) -> None:
-    """A file as the Mainstay of that schema left it."""
+    """A file as the Perdure of that schema left it."""
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
         for number in range(1, version + 1):
             for statement in schema.MIGRATIONS[number]:

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from mainstay.model.codec import encode
-from mainstay.model.record import Spilled
-from mainstay.model.session import Answer, CancelRequest, Node, WaitRow
-from mainstay.model.write import Accept, Append, Cancel, Commit, Resolve, SessionRef, TurnScope
-from mainstay.ports.store import Store
-from mainstay.stores.memory import MemoryStore
-from mainstay.stores.sqlite import SqliteStore
+from perdure.model.codec import encode
+from perdure.model.record import Spilled
+from perdure.model.session import Answer, CancelRequest, Node, WaitRow
+from perdure.model.write import Accept, Append, Cancel, Commit, Resolve, SessionRef, TurnScope
+from perdure.ports.store import Store
+from perdure.stores.memory import MemoryStore
+from perdure.stores.sqlite import SqliteStore
 
 
 @pytest.fixture(params=["memory", "sqlite"])

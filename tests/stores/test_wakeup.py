@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from mainstay.stores.sqlite import group_commit
+from perdure.stores.sqlite import group_commit
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere there is no eventfd")
 

@@ -6,12 +6,12 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mainstay import Agent, ModelRequest, ModelResponse, Usage
-from mainstay.model.code import CPython
-from mainstay.model.message import Message
-from mainstay.testing import FunctionModel
+from perdure import Agent, ModelRequest, ModelResponse, Usage
+from perdure.model.code import CPython
+from perdure.model.message import Message
+from perdure.testing import FunctionModel
 
-CODE = CPython() if os.environ.get("MAINSTAY_CODE") == "cpython" else None
+CODE = CPython() if os.environ.get("PERDURE_CODE") == "cpython" else None
 """What runs the cells of tests that do not say it."""
 
 

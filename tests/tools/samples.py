@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mainstay import tool
-from mainstay.model.tool import PreparedCall, ToolOutcome, ToolSpec
-from mainstay.ports.tool import CallContext
+from perdure import tool
+from perdure.model.tool import PreparedCall, ToolOutcome, ToolSpec
+from perdure.ports.tool import CallContext
 
 
 @tool

@@ -16,12 +16,12 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from mainstay import Plugin, Runtime, tool
-from mainstay.codemode.dumps import key_beside
-from mainstay.codemode.monty import MontyExecutor
-from mainstay.model.code import CPython
-from mainstay.model.tool import ToolSpec
-from mainstay.ports.code import Executor, Repl
+from perdure import Plugin, Runtime, tool
+from perdure.codemode.dumps import key_beside
+from perdure.codemode.monty import MontyExecutor
+from perdure.model.code import CPython
+from perdure.model.tool import ToolSpec
+from perdure.ports.code import Executor, Repl
 from tests.kit import SOON, crash, until
 from tests.tools.coding import cell, coder, outputs
 

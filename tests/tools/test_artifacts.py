@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, ModelRequest, Retry, Runtime, Session, ToolCall, ToolContext, ToolError, TurnResult, tool
-from mainstay.model.tool import Artifact, Failed, Ok, OutcomeUnknown
-from mainstay.testing import FunctionModel, ScriptedModel
+from perdure import Agent, ModelRequest, Retry, Runtime, Session, ToolCall, ToolContext, ToolError, TurnResult, tool
+from perdure.model.tool import Artifact, Failed, Ok, OutcomeUnknown
+from perdure.testing import FunctionModel, ScriptedModel
 from tests.kit import SOON, Place, crash, until
 
 
@@ -387,8 +387,8 @@ async def test_a_tool_can_be_tested_without_a_runtime() -> None:
 
 KILLED = '''
 import asyncio, os, signal, sys
-from mainstay import Agent, Runtime, ToolCall, ToolContext, tool
-from mainstay.testing import FunctionModel
+from perdure import Agent, Runtime, ToolCall, ToolContext, tool
+from perdure.testing import FunctionModel
 
 @tool
 async def write(ctx: ToolContext) -> str:

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mainstay.engine.admission import Capacity
-from mainstay.errors import Retry, ToolError
-from mainstay.model.effect import AskedCall
-from mainstay.model.session import Answer
-from mainstay.model.tool import Cancelled, Denied, Failed, Ok, OutcomeUnknown, ToolOutcome, ToolSpec
-from mainstay.tools.attempt import (
+from perdure.engine.admission import Capacity
+from perdure.errors import Retry, ToolError
+from perdure.model.effect import AskedCall
+from perdure.model.session import Answer
+from perdure.model.tool import Cancelled, Denied, Failed, Ok, OutcomeUnknown, ToolOutcome, ToolSpec
+from perdure.tools.attempt import (
     DIED,
     Again,
     AskPlugins,

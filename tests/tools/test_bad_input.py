@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, Retry, ToolCall, ToolContext, ToolError, tool
-from mainstay.engine.retry import RetryPolicy
-from mainstay.model.tool import Failed, Ok
-from mainstay.testing import ScriptedModel
+from perdure import Agent, Retry, ToolCall, ToolContext, ToolError, tool
+from perdure.engine.retry import RetryPolicy
+from perdure.model.tool import Failed, Ok
+from perdure.testing import ScriptedModel
 from tests.kit import SOON, Place, untyped
 
 HUGE = 10**5000

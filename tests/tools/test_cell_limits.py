@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from mainstay import Budget, Plugin, tool
-from mainstay.codemode.monty import MontyExecutor
-from mainstay.model.code import CodeLimits
-from mainstay.model.outcome import BudgetSpent
-from mainstay.ports.code import Executor
-from mainstay.testing import VirtualClock
+from perdure import Budget, Plugin, tool
+from perdure.codemode.monty import MontyExecutor
+from perdure.model.code import CodeLimits
+from perdure.model.outcome import BudgetSpent
+from perdure.ports.code import Executor
+from perdure.testing import VirtualClock
 from tests.kit import Place
 from tests.tools.coding import cell, coder, outputs
 

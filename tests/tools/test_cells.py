@@ -5,17 +5,17 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, Budget, Plugin, Session, ToolContext, ToolError, tool
-from mainstay.errors import InvalidDefinition
-from mainstay.graph.cells import Cell
-from mainstay.model.code import CodeCall
-from mainstay.model.message import Text, ToolCall, ToolResult
-from mainstay.model.outcome import BudgetSpent, Finished, Incomplete, Waiting
-from mainstay.model.plugin import ShortCircuit
-from mainstay.model.tool import Cancelled, Denied, Failed, Ok, OutcomeUnknown, OutputBudget
-from mainstay.plugins.hooks import ToolCallContext
-from mainstay.testing import ScriptedModel, VirtualClock
-from mainstay.tools.dialogue import CellDiverged, Dialogue
+from perdure import Agent, Budget, Plugin, Session, ToolContext, ToolError, tool
+from perdure.errors import InvalidDefinition
+from perdure.graph.cells import Cell
+from perdure.model.code import CodeCall
+from perdure.model.message import Text, ToolCall, ToolResult
+from perdure.model.outcome import BudgetSpent, Finished, Incomplete, Waiting
+from perdure.model.plugin import ShortCircuit
+from perdure.model.tool import Cancelled, Denied, Failed, Ok, OutcomeUnknown, OutputBudget
+from perdure.plugins.hooks import ToolCallContext
+from perdure.testing import ScriptedModel, VirtualClock
+from perdure.tools.dialogue import CellDiverged, Dialogue
 from tests.kit import SOON, Place, crashed_in, until
 from tests.tools.coding import cell, coder, outputs
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, Plugin, Runtime, tool
-from mainstay.model.plugin import AbortTurn
-from mainstay.model.tool import Failed, Ok
-from mainstay.plugins.hooks import ToolCallContext
+from perdure import Agent, Plugin, Runtime, tool
+from perdure.model.plugin import AbortTurn
+from perdure.model.tool import Failed, Ok
+from perdure.plugins.hooks import ToolCallContext
 from tests.kit import SOON, Place, crashed_in, until
 from tests.tools.coding import cell, coder, outputs
 
@@ -114,7 +114,7 @@ async def test_cell_whose_worker_died_goes_on_in_another_one_without_repeating_a
     assert [call.attempts for call in result.tool_calls] == [1]
 
 
-@pytest.mark.skipif(os.environ.get("MAINSTAY_CODE") == "cpython", reason="it kills the workers of Monty")
+@pytest.mark.skipif(os.environ.get("PERDURE_CODE") == "cpython", reason="it kills the workers of Monty")
 async def test_cell_whose_worker_died_twice_is_rolled_back(place: Place) -> None:
     answers = [cell("a = 7"), cell("a = 8\nawait strike(1)\nawait strike(2)\nprint('never')"), cell("print(a)"), "done"]
     async with place.runtime(coder(*answers, tools=[strike])) as runtime:

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from mainstay import tool
-from mainstay.model.outcome import Finished
-from mainstay.model.tool import Failed, Ok
+from perdure import tool
+from perdure.model.outcome import Finished
+from perdure.model.tool import Failed, Ok
 from tests.kit import Place
 from tests.tools.coding import cell, coder, outputs
 

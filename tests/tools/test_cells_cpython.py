@@ -12,14 +12,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from mainstay import Agent, Plugin, Runtime, ToolContext, tool
-from mainstay.codemode.inside.values import EARLIER
-from mainstay.errors import InvalidDefinition, SandboxUnavailable
-from mainstay.model.code import CodeLimits, CPython
-from mainstay.model.outcome import Finished
-from mainstay.model.tool import Ok
-from mainstay.ports.code import Executor
-from mainstay.testing import ScriptedModel
+from perdure import Agent, Plugin, Runtime, ToolContext, tool
+from perdure.codemode.inside.values import EARLIER
+from perdure.errors import InvalidDefinition, SandboxUnavailable
+from perdure.model.code import CodeLimits, CPython
+from perdure.model.outcome import Finished
+from perdure.model.tool import Ok
+from perdure.ports.code import Executor
+from perdure.testing import ScriptedModel
 from tests.codemode.kit import require_sandbox
 from tests.kit import SOON, until
 from tests.tools.coding import cell, coder, outputs
@@ -204,8 +204,8 @@ async def test_machine_without_a_sandbox_is_refused_at_entry_unless_that_is_acce
     assert outputs(result.messages) == ["Output of the cell:\nTrue"]
 
 
-# A process of CPython is begun for each of them, twice: some of the calls, and with MAINSTAY_CODE=cpython all.
-IN_FULL = range(CALLS) if os.environ.get("MAINSTAY_CODE") == "cpython" else (1, 4)
+# A process of CPython is begun for each of them, twice: some of the calls, and with PERDURE_CODE=cpython all.
+IN_FULL = range(CALLS) if os.environ.get("PERDURE_CODE") == "cpython" else (1, 4)
 
 
 def test_cell_in_cpython_left_in_a_call_ends_the_same_in_another_process(tmp_path: Path) -> None:

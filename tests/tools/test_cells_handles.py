@@ -3,9 +3,9 @@
 import asyncio
 from typing import Any
 
-from mainstay import Agent, ProcessContext, ToolContext, process, tool
-from mainstay.builtin.processes import process_tools
-from mainstay.model.tool import Failed
+from perdure import Agent, ProcessContext, ToolContext, process, tool
+from perdure.builtin.processes import process_tools
+from perdure.model.tool import Failed
 from tests.kit import SOON, Place, crashed_in, until
 from tests.tools.coding import cell, coder, outputs
 

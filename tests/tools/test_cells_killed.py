@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, ModelRequest, ModelResponse, Plugin, Runtime, Usage, tool
-from mainstay.codemode.monty import MontyExecutor
-from mainstay.ports.code import Executor
-from mainstay.stores.memory import MemoryRows, MemoryStore
-from mainstay.testing import FunctionModel
+from perdure import Agent, ModelRequest, ModelResponse, Plugin, Runtime, Usage, tool
+from perdure.codemode.monty import MontyExecutor
+from perdure.ports.code import Executor
+from perdure.stores.memory import MemoryRows, MemoryStore
+from perdure.testing import FunctionModel
 from tests.fuzzing import cases
 from tests.tools.coding import cell
 

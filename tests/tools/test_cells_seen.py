@@ -4,14 +4,14 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from mainstay import Agent, ToolCall, tool
-from mainstay.codemode import run_code
-from mainstay.model.event import CellFinished, CellStarted, ToolFinished, ToolStarted
-from mainstay.model.message import Message
-from mainstay.model.plugin import CompactedHistory
-from mainstay.model.tool import Failed, Ok
-from mainstay.plugins.hooks import CompactContext, Plugin
-from mainstay.testing import ScriptedModel, VirtualClock
+from perdure import Agent, ToolCall, tool
+from perdure.codemode import run_code
+from perdure.model.event import CellFinished, CellStarted, ToolFinished, ToolStarted
+from perdure.model.message import Message
+from perdure.model.plugin import CompactedHistory
+from perdure.model.tool import Failed, Ok
+from perdure.plugins.hooks import CompactContext, Plugin
+from perdure.testing import ScriptedModel, VirtualClock
 from tests.kit import SOON, Place
 from tests.tools.coding import cell, coder
 

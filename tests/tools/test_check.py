@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mainstay.tools.check import MOST_WORK, STEPS_OF_PATTERNS, check, contract_fault, matching_steps
+from perdure.tools.check import MOST_WORK, STEPS_OF_PATTERNS, check, contract_fault, matching_steps
 
 OBJECT = {
     "type": "object",

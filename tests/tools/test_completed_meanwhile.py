@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, Retry, Runtime, ToolCall, ToolContext, ToolError, TurnResult, tool
-from mainstay.errors import UnknownWait
-from mainstay.model.session import WaitRow
-from mainstay.model.tool import Failed, Ok
-from mainstay.stores.memory import MemoryRows, MemoryStore
-from mainstay.testing import ScriptedModel
+from perdure import Agent, Retry, Runtime, ToolCall, ToolContext, ToolError, TurnResult, tool
+from perdure.errors import UnknownWait
+from perdure.model.session import WaitRow
+from perdure.model.tool import Failed, Ok
+from perdure.stores.memory import MemoryRows, MemoryStore
+from perdure.testing import ScriptedModel
 from tests.kit import SOON, Place
 
 

@@ -14,15 +14,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import mainstay
-from mainstay.errors import InvalidDefinition, ToolError
-from mainstay.tools.context import ToolContext
-from mainstay.tools.define import Tool, as_tool, tool
+import perdure
+from perdure.errors import InvalidDefinition, ToolError
+from perdure.tools.context import ToolContext
+from perdure.tools.define import Tool, as_tool, tool
 
 if TYPE_CHECKING:
     from decimal import Decimal as NotThere
 
-    from mainstay.tools.context import ToolContext as Hidden
+    from perdure.tools.context import ToolContext as Hidden
 
 T = TypeVar("T")
 
@@ -577,12 +577,12 @@ def test_defining_tools_imports_nothing_heavy() -> None:
     """The package root is left out: it imports whatever its users want at once."""
     probe = """
 import sys, types
-root = sys.modules["mainstay"] = types.ModuleType("mainstay")
+root = sys.modules["perdure"] = types.ModuleType("perdure")
 root.__path__ = [sys.argv[1]]
-import mainstay.tools.define
+import perdure.tools.define
 print(*sorted({"asyncio", "pydantic", "logging", "pathlib"} & set(sys.modules)))
 """
-    path = next(iter(mainstay.__path__))
+    path = next(iter(perdure.__path__))
 
     found = subprocess.run([sys.executable, "-c", probe, path], capture_output=True, text=True, check=True)
 

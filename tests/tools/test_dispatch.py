@@ -13,11 +13,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from mainstay import Agent, ModelRequest, ModelResponse, Runtime, ToolCall, ToolContext, ToolError, tool
-from mainstay.errors import InvalidDefinition
-from mainstay.model.event import ToolProgress
-from mainstay.model.tool import BlobRef, Failed, Ok, OutputBudget, PreparedCall, ToolOutcome, ToolRecord, ToolSpec
-from mainstay.testing import FunctionModel, ScriptedModel
+from perdure import Agent, ModelRequest, ModelResponse, Runtime, ToolCall, ToolContext, ToolError, tool
+from perdure.errors import InvalidDefinition
+from perdure.model.event import ToolProgress
+from perdure.model.tool import BlobRef, Failed, Ok, OutputBudget, PreparedCall, ToolOutcome, ToolRecord, ToolSpec
+from perdure.testing import FunctionModel, ScriptedModel
 from tests.keys import within_store
 from tests.kit import SOON, Place
 
@@ -182,7 +182,7 @@ async def test_whatever_a_tool_raises_ends_its_call_only(
     place: Place, kind: str, error: BaseException, message: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     # The log shows the error as it is, and a test worker cannot report a lone surrogate to its master.
-    caplog.set_level(logging.CRITICAL, logger="mainstay.tools")
+    caplog.set_level(logging.CRITICAL, logger="perdure.tools")
 
     def on_a_thread() -> None:
         raise error

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, ModelRequest, Retry, Runtime, ToolCall, ToolContext, TurnResult, tool
-from mainstay.errors import StoreUnavailable
-from mainstay.model.event import ToolFinished, ToolStarted
-from mainstay.model.tool import Cancelled, Failed, Ok, OutcomeUnknown
-from mainstay.testing import FunctionModel, ScriptedModel, VirtualClock
-from mainstay.tools.attempt import needs_of
+from perdure import Agent, ModelRequest, Retry, Runtime, ToolCall, ToolContext, TurnResult, tool
+from perdure.errors import StoreUnavailable
+from perdure.model.event import ToolFinished, ToolStarted
+from perdure.model.tool import Cancelled, Failed, Ok, OutcomeUnknown
+from perdure.testing import FunctionModel, ScriptedModel, VirtualClock
+from perdure.tools.attempt import needs_of
 from tests.keys import within_store
 from tests.kit import SOON, Place, crash, until, wait_for_thread
 

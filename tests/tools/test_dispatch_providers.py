@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from mainstay import Agent, ModelRequest, Retry, ToolCall, ToolError, TurnResult
-from mainstay.errors import InvalidDefinition
-from mainstay.model.tool import Cancelled, Denied, Failed, Ok, OutcomeUnknown, PreparedCall, ToolSpec
-from mainstay.ports.tool import CallContext
-from mainstay.testing import FunctionModel, ScriptedModel, VirtualClock
+from perdure import Agent, ModelRequest, Retry, ToolCall, ToolError, TurnResult
+from perdure.errors import InvalidDefinition
+from perdure.model.tool import Cancelled, Denied, Failed, Ok, OutcomeUnknown, PreparedCall, ToolSpec
+from perdure.ports.tool import CallContext
+from perdure.testing import FunctionModel, ScriptedModel, VirtualClock
 from tests.kit import SOON, Place, crash
 
 SCHEMA = {

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, ModelRequest, Runtime, Session, ToolCall, ToolContext, TurnResult, tool
-from mainstay.errors import AlreadyAnswered, InvalidInput, TooLarge, UnknownCall, UnknownWait
-from mainstay.model.outcome import PendingCall, Waiting
-from mainstay.model.tool import Denied, Failed, Ok, OutcomeUnknown, OutputBudget
-from mainstay.testing import FunctionModel, ScriptedModel, VirtualClock
+from perdure import Agent, ModelRequest, Runtime, Session, ToolCall, ToolContext, TurnResult, tool
+from perdure.errors import AlreadyAnswered, InvalidInput, TooLarge, UnknownCall, UnknownWait
+from perdure.model.outcome import PendingCall, Waiting
+from perdure.model.tool import Denied, Failed, Ok, OutcomeUnknown, OutputBudget
+from perdure.testing import FunctionModel, ScriptedModel, VirtualClock
 from tests.keys import within_store
 from tests.kit import SOON, Place, crash, texts, until
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mainstay.tools.schema import Docstring, parse_docstring
+from perdure.tools.schema import Docstring, parse_docstring
 
 GOOGLE = """Find trains.
 

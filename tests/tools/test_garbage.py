@@ -8,8 +8,8 @@ import subprocess
 import sys
 from typing import Any
 
-from mainstay import Agent, Runtime, ToolCall, ToolContext, tool
-from mainstay.testing import FunctionModel
+from perdure import Agent, Runtime, ToolCall, ToolContext, tool
+from perdure.testing import FunctionModel
 
 
 @tool
@@ -41,7 +41,7 @@ async def unreachable_after_a_turn() -> list[str]:
         gc.set_debug(gc.DEBUG_SAVEALL)
         await session.run("again")
         gc.collect()
-        return [type(each).__name__ for each in gc.garbage if type(each).__module__.startswith("mainstay")]
+        return [type(each).__name__ for each in gc.garbage if type(each).__module__.startswith("perdure")]
 
 
 def test_a_turn_with_tools_leaves_no_reference_cycles() -> None:

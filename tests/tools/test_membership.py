@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from mainstay.errors import UnknownTool
-from mainstay.model.session import ToolState
-from mainstay.model.tool import ToolSpec
-from mainstay.tools.catalog import KEEP, Catalog, Membership
+from perdure.errors import UnknownTool
+from perdure.model.session import ToolState
+from perdure.model.tool import ToolSpec
+from perdure.tools.catalog import KEEP, Catalog, Membership
 from tests.tools.samples import Offering, add, drop, other_add, say
 
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mainstay.errors import InvalidDefinition
-from mainstay.model.tool import OutputBudget
-from mainstay.tools.output import Projection, project
+from perdure.errors import InvalidDefinition
+from perdure.model.tool import OutputBudget
+from perdure.tools.output import Projection, project
 
 KEPT = "the whole output is kept"
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mainstay.tools.answer import NOTHING, JsonPrefix, PartialOutput
+from perdure.tools.answer import NOTHING, JsonPrefix, PartialOutput
 
 ROW = {"type": "object", "properties": {"name": {"type": "string"}, "n": {"type": "integer"}}, "required": ["name"]}
 SCHEMA = {

@@ -17,11 +17,11 @@ import msgspec
 import pydantic
 import pytest
 
-from mainstay import tool
-from mainstay.errors import InvalidDefinition
-from mainstay.model.codec import decode, encode
-from mainstay.tools.define import returns_codec
-from mainstay.tools.revive import value_codec
+from perdure import tool
+from perdure.errors import InvalidDefinition
+from perdure.model.codec import decode, encode
+from perdure.tools.define import returns_codec
+from perdure.tools.revive import value_codec
 
 if TYPE_CHECKING:
     from decimal import Decimal as OnlyForCheckers

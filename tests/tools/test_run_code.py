@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, Budget, Plugin, ToolContext, tool
-from mainstay.codemode import run_code
-from mainstay.errors import AlreadyAnswered, InvalidDefinition, UnknownCall
-from mainstay.model.message import ToolCall, ToolResult
-from mainstay.model.outcome import BudgetSpent, Finished, Waiting
-from mainstay.model.tool import Cancelled, Failed, Ok, OutcomeUnknown
-from mainstay.plugins.hooks import ToolCallContext
-from mainstay.testing import FunctionModel
+from perdure import Agent, Budget, Plugin, ToolContext, tool
+from perdure.codemode import run_code
+from perdure.errors import AlreadyAnswered, InvalidDefinition, UnknownCall
+from perdure.model.message import ToolCall, ToolResult
+from perdure.model.outcome import BudgetSpent, Finished, Waiting
+from perdure.model.tool import Cancelled, Failed, Ok, OutcomeUnknown
+from perdure.plugins.hooks import ToolCallContext
+from perdure.testing import FunctionModel
 from tests.kit import SOON, Place, crashed_in
 from tests.tools.coding import CODE, cell
 from tests.turn.protocols import Planning

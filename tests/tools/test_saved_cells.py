@@ -18,17 +18,17 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from mainstay import Runtime, tool
-from mainstay.codemode.dumps import SealedDump, key_beside, seal, unseal
-from mainstay.codemode.inside.values import EARLIER
-from mainstay.codemode.monty import MontyExecutor
-from mainstay.engine.host import SystemClock
-from mainstay.model.codec import decode_row
-from mainstay.model.tool import ToolSpec
-from mainstay.model.write import Append, Commit
-from mainstay.ports.code import Executor
-from mainstay.stores.memory import MemoryRows, MemoryStore
-from mainstay.tools.variables import REBUILD_SECONDS
+from perdure import Runtime, tool
+from perdure.codemode.dumps import SealedDump, key_beside, seal, unseal
+from perdure.codemode.inside.values import EARLIER
+from perdure.codemode.monty import MontyExecutor
+from perdure.engine.host import SystemClock
+from perdure.model.codec import decode_row
+from perdure.model.tool import ToolSpec
+from perdure.model.write import Append, Commit
+from perdure.ports.code import Executor
+from perdure.stores.memory import MemoryRows, MemoryStore
+from perdure.tools.variables import REBUILD_SECONDS
 from tests.kit import Place
 from tests.tools.coding import cell, coder, outputs
 from tests.tools.saving import CALLS, TOLD, Sandbox, Seen, leave

@@ -29,9 +29,9 @@ import typing_extensions
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mainstay.errors import InvalidDefinition
-from mainstay.tools.answer import output_codec, output_schema_of
-from mainstay.tools.define import Arguments, Parameter
+from perdure.errors import InvalidDefinition
+from perdure.tools.answer import output_codec, output_schema_of
+from perdure.tools.define import Arguments, Parameter
 
 T = TypeVar("T")
 

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from mainstay.tools.invoke import Threads
+from perdure.tools.invoke import Threads
 
 WHO: contextvars.ContextVar[str] = contextvars.ContextVar("who", default="nobody")
 
@@ -154,7 +154,7 @@ async def test_work_beyond_the_most_threads_waits_for_one_of_them() -> None:
 def test_a_tool_that_hangs_does_not_keep_the_interpreter() -> None:
     child = """
 import asyncio, threading
-from mainstay.tools.invoke import Threads
+from perdure.tools.invoke import Threads
 
 async def main():
     began = threading.Event()

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, ModelRequest, ToolCall, ToolError, tool
-from mainstay.model.message import ToolResult
-from mainstay.model.tool import Failed
-from mainstay.testing import FunctionModel
+from perdure import Agent, ModelRequest, ToolCall, ToolError, tool
+from perdure.model.message import ToolResult
+from perdure.model.tool import Failed
+from perdure.testing import FunctionModel
 from tests.kit import Place
 
 

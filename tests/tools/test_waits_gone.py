@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, Retry, Runtime, Session, ToolCall, ToolContext, tool
-from mainstay.errors import AlreadyAnswered, UnknownCall, UnknownWait
-from mainstay.model.outcome import Finished
-from mainstay.model.tool import Cancelled, Ok, OutcomeUnknown
-from mainstay.testing import ScriptedModel, VirtualClock
+from perdure import Agent, Retry, Runtime, Session, ToolCall, ToolContext, tool
+from perdure.errors import AlreadyAnswered, UnknownCall, UnknownWait
+from perdure.model.outcome import Finished
+from perdure.model.tool import Cancelled, Ok, OutcomeUnknown
+from perdure.testing import ScriptedModel, VirtualClock
 from tests.kit import SOON, Place, crash, until
 
 CALL = "chat.1.1.0"

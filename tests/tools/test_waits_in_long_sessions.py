@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from mainstay import Agent, Runtime, ToolContext, tool
-from mainstay.model.session import WaitRow
-from mainstay.stores.memory import MemoryStore
+from perdure import Agent, Runtime, ToolContext, tool
+from perdure.model.session import WaitRow
+from perdure.stores.memory import MemoryStore
 from tests.kit import agent_calling
 
 

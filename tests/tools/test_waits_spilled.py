@@ -7,15 +7,15 @@ from typing import Any, TypeVar
 
 import pytest
 
-from mainstay import Agent, Runtime, Session, ToolCall, ToolContext, TurnResult, tool
-from mainstay.engine.journal import SPILL_BYTES
-from mainstay.errors import AlreadyAnswered, BlobMissing
-from mainstay.model.outcome import PendingCall, Waiting
-from mainstay.model.tool import Denied, Ok, OutputBudget
-from mainstay.model.write import Append, Resolve, Write
-from mainstay.ports.store import Store
-from mainstay.testing import ScriptedModel, VirtualClock
-from mainstay.testing.crash.injection import FaultInjector, InstrumentedStore
+from perdure import Agent, Runtime, Session, ToolCall, ToolContext, TurnResult, tool
+from perdure.engine.journal import SPILL_BYTES
+from perdure.errors import AlreadyAnswered, BlobMissing
+from perdure.model.outcome import PendingCall, Waiting
+from perdure.model.tool import Denied, Ok, OutputBudget
+from perdure.model.write import Append, Resolve, Write
+from perdure.ports.store import Store
+from perdure.testing import ScriptedModel, VirtualClock
+from perdure.testing.crash.injection import FaultInjector, InstrumentedStore
 from tests.kit import SOON, Place, until
 
 CALL = "chat.1.1.0"

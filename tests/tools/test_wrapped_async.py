@@ -7,9 +7,9 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from mainstay import Agent, ToolCall, tool
-from mainstay.model.tool import Ok, OutcomeUnknown
-from mainstay.testing import ScriptedModel
+from perdure import Agent, ToolCall, tool
+from perdure.model.tool import Ok, OutcomeUnknown
+from perdure.testing import ScriptedModel
 from tests.kit import SOON, Place
 
 

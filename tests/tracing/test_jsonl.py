@@ -6,7 +6,7 @@ import json
 import threading
 from pathlib import Path
 
-from mainstay.tracing.jsonl import JsonlSink
+from perdure.tracing.jsonl import JsonlSink
 
 
 def test_closing_writes_what_waits_however_much_that_is(tmp_path: Path) -> None:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from mainstay.model.agent import Budget
-from mainstay.model.effect import CallModel, Delivery
-from mainstay.model.llm import Usage
-from mainstay.model.message import Message, Part, Text, ToolCall
-from mainstay.model.record import Delivered, Ended, Replied
-from mainstay.model.tool import Ok, ToolOutcome
-from mainstay.model.transcript import Transcript
-from mainstay.ports.protocol import TurnProtocol
-from mainstay.turn.machine import Machine, OutputRule, TurnState
-from mainstay.turn.tools import NATIVE
+from perdure.model.agent import Budget
+from perdure.model.effect import CallModel, Delivery
+from perdure.model.llm import Usage
+from perdure.model.message import Message, Part, Text, ToolCall
+from perdure.model.record import Delivered, Ended, Replied
+from perdure.model.tool import Ok, ToolOutcome
+from perdure.model.transcript import Transcript
+from perdure.ports.protocol import TurnProtocol
+from perdure.turn.machine import Machine, OutputRule, TurnState
+from perdure.turn.tools import NATIVE
 
 HELLO = Message("user", "hello")
 

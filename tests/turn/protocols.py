@@ -11,9 +11,9 @@ from typing import Any
 
 import msgspec
 
-from mainstay import Plugin
-from mainstay.model.message import Message, Part, Text, ToolCall, ToolResult
-from mainstay.model.protocol import Prompt, Reading
+from perdure import Plugin
+from perdure.model.message import Message, Part, Text, ToolCall, ToolResult
+from perdure.model.protocol import Prompt, Reading
 
 RULES = 'Answer with JSON alone: {"calls": [{"tool": …, "args": {…}}]} or {"answer": "…"}. There are: '
 

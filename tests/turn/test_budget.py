@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from mainstay.model.agent import Budget
-from mainstay.model.effect import CallModel, Checkpoint, Delivery, Effect, Finish, RunTools
-from mainstay.model.llm import Usage
-from mainstay.model.message import Message
-from mainstay.model.outcome import BudgetSpent, Finished, Incomplete
-from mainstay.model.record import Faltered, Replied, Slot
-from mainstay.model.tool import Failed
-from mainstay.turn.machine import Machine
+from perdure.model.agent import Budget
+from perdure.model.effect import CallModel, Checkpoint, Delivery, Effect, Finish, RunTools
+from perdure.model.llm import Usage
+from perdure.model.message import Message
+from perdure.model.outcome import BudgetSpent, Finished, Incomplete
+from perdure.model.record import Faltered, Replied, Slot
+from perdure.model.tool import Failed
+from perdure.turn.machine import Machine
 from tests.turn.play import asking, begin, call, deliver, end, one_step, say
 
 LAST_WORD = Message(

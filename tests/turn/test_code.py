@@ -6,18 +6,18 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from mainstay.errors import InternalError
-from mainstay.model.agent import Budget
-from mainstay.model.effect import CancelTurn, Checkpoint, Delivery, Finish, NoRoom, RunCode, RunTools
-from mainstay.model.message import Message, Text, ToolCall, ToolResult
-from mainstay.model.outcome import BudgetSpent, Finished, Incomplete
-from mainstay.model.protocol import Prompt
-from mainstay.model.record import Called, Closed, Ended, Replied
-from mainstay.model.tool import Cancelled, Failed, Ok, ToolSpec
-from mainstay.model.transcript import Transcript
-from mainstay.turn.code import BEHIND, RULES, CodeProtocol
-from mainstay.turn.machine import Machine, OutputRule, TurnState
-from mainstay.turn.tools import ToolsProtocol
+from perdure.errors import InternalError
+from perdure.model.agent import Budget
+from perdure.model.effect import CancelTurn, Checkpoint, Delivery, Finish, NoRoom, RunCode, RunTools
+from perdure.model.message import Message, Text, ToolCall, ToolResult
+from perdure.model.outcome import BudgetSpent, Finished, Incomplete
+from perdure.model.protocol import Prompt
+from perdure.model.record import Called, Closed, Ended, Replied
+from perdure.model.tool import Cancelled, Failed, Ok, ToolSpec
+from perdure.model.transcript import Transcript
+from perdure.turn.code import BEHIND, RULES, CodeProtocol
+from perdure.turn.machine import Machine, OutputRule, TurnState
+from perdure.turn.tools import ToolsProtocol
 from tests.turn import play
 from tests.turn.play import HELLO, deliver, end
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mainstay.turn.code import cell_of
+from perdure.turn.code import cell_of
 
 
 @pytest.mark.parametrize(

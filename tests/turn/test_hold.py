@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from mainstay.turn.hold import UPDATES, AskAgain, CancelLate, HeldCommand, Ladder, News, ParkTurn, Shown, Update, decide
+from perdure.turn.hold import UPDATES, AskAgain, CancelLate, HeldCommand, Ladder, News, ParkTurn, Shown, Update, decide
 
 RUNS, OVER = HeldCommand("a", 1_000, True), HeldCommand("b", 2_000, False)
 FRESH = Ladder()

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from mainstay.errors import InternalError
-from mainstay.model.agent import Budget
-from mainstay.model.effect import (
+from perdure.errors import InternalError
+from perdure.model.agent import Budget
+from perdure.model.effect import (
     AskedCall,
     CallModel,
     CancelTurn,
@@ -20,13 +20,13 @@ from mainstay.model.effect import (
     RunTools,
     TimeIsUp,
 )
-from mainstay.model.llm import Stop, Usage
-from mainstay.model.message import Message, Reasoning, Text, ToolCall, ToolResult
-from mainstay.model.outcome import BudgetSpent, Finished, Incomplete, ProviderFailed
-from mainstay.model.record import INTERRUPTED, Delivered, Ended, Faltered, Replied, Slot, Started
-from mainstay.model.tool import Cancelled, Denied, Failed, Ok, OutcomeUnknown, ToolOutcome
-from mainstay.model.transcript import Transcript
-from mainstay.turn.machine import Machine, Phase, TurnState, usage_of
+from perdure.model.llm import Stop, Usage
+from perdure.model.message import Message, Reasoning, Text, ToolCall, ToolResult
+from perdure.model.outcome import BudgetSpent, Finished, Incomplete, ProviderFailed
+from perdure.model.record import INTERRUPTED, Delivered, Ended, Faltered, Replied, Slot, Started
+from perdure.model.tool import Cancelled, Denied, Failed, Ok, OutcomeUnknown, ToolOutcome
+from perdure.model.transcript import Transcript
+from perdure.turn.machine import Machine, Phase, TurnState, usage_of
 from tests.turn.play import HELLO, asking, begin, call, deliver, end, one_step, say
 
 

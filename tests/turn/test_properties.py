@@ -14,11 +14,11 @@ from typing import Any, TypeVar
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mainstay.graph.commit import End, close
-from mainstay.graph.view import View, turn_view
-from mainstay.model.agent import Budget
-from mainstay.model.codec import decode_row, encode
-from mainstay.model.effect import (
+from perdure.graph.commit import End, close
+from perdure.graph.view import View, turn_view
+from perdure.model.agent import Budget
+from perdure.model.codec import decode_row, encode
+from perdure.model.effect import (
     AskedCall,
     CallModel,
     CancelTurn,
@@ -32,9 +32,9 @@ from mainstay.model.effect import (
     RunTools,
     TimeIsUp,
 )
-from mainstay.model.llm import Stop, Usage
-from mainstay.model.message import Message, Part, Text, ToolCall, ToolResult, unanswered
-from mainstay.model.record import (
+from perdure.model.llm import Stop, Usage
+from perdure.model.message import Message, Part, Text, ToolCall, ToolResult, unanswered
+from perdure.model.record import (
     INTERRUPTED,
     Called,
     Closed,
@@ -47,12 +47,12 @@ from mainstay.model.record import (
     Slot,
     Started,
 )
-from mainstay.model.tool import Cancelled, Denied, Failed, Ok, OutcomeUnknown, ToolOutcome
-from mainstay.model.transcript import Transcript
-from mainstay.ports.protocol import TurnProtocol
-from mainstay.turn.code import CodeProtocol
-from mainstay.turn.machine import Machine, TurnState
-from mainstay.turn.tools import NATIVE, ToolsProtocol
+from perdure.model.tool import Cancelled, Denied, Failed, Ok, OutcomeUnknown, ToolOutcome
+from perdure.model.transcript import Transcript
+from perdure.ports.protocol import TurnProtocol
+from perdure.turn.code import CodeProtocol
+from perdure.turn.machine import Machine, TurnState
+from perdure.turn.tools import NATIVE, ToolsProtocol
 from tests.fuzzing import cases
 from tests.turn.play import HELLO, asking, call, end, say
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from mainstay.model.effect import Checkpoint, RunCode, RunTools
-from mainstay.model.message import Message, Part, Reasoning, Text, ToolCall, ToolResult
-from mainstay.model.outcome import Finished, Incomplete
-from mainstay.model.protocol import Prompt
-from mainstay.model.record import Replied
-from mainstay.model.tool import ToolSpec
-from mainstay.ports.protocol import TurnProtocol
-from mainstay.turn.code import CodeProtocol
-from mainstay.turn.tools import ToolsProtocol
+from perdure.model.effect import Checkpoint, RunCode, RunTools
+from perdure.model.message import Message, Part, Reasoning, Text, ToolCall, ToolResult
+from perdure.model.outcome import Finished, Incomplete
+from perdure.model.protocol import Prompt
+from perdure.model.record import Replied
+from perdure.model.tool import ToolSpec
+from perdure.ports.protocol import TurnProtocol
+from perdure.turn.code import CodeProtocol
+from perdure.turn.tools import ToolsProtocol
 from tests.turn.play import HELLO, asking, say
 from tests.turn.protocols import PlanProtocol
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from mainstay.errors import InternalError
-from mainstay.model.agent import Budget
-from mainstay.model.effect import AskedCall, CallModel, Checkpoint, Delivery, Finish, RunTools
-from mainstay.model.llm import Usage
-from mainstay.model.message import Message, Text
-from mainstay.model.outcome import BudgetSpent, Finished
-from mainstay.model.record import Closed, Ended, Faltered, Framed, Joined, Record, Replied, Said, Slot
-from mainstay.model.tool import Ok
-from mainstay.turn.machine import Machine, OutputRule
-from mainstay.turn.prompt import request_messages
+from perdure.errors import InternalError
+from perdure.model.agent import Budget
+from perdure.model.effect import AskedCall, CallModel, Checkpoint, Delivery, Finish, RunTools
+from perdure.model.llm import Usage
+from perdure.model.message import Message, Text
+from perdure.model.outcome import BudgetSpent, Finished
+from perdure.model.record import Closed, Ended, Faltered, Framed, Joined, Record, Replied, Said, Slot
+from perdure.model.tool import Ok
+from perdure.turn.machine import Machine, OutputRule
+from perdure.turn.prompt import request_messages
 from tests.turn.play import HELLO, asking, begin, call, deliver, end, say
 
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import msgspec
 
-from mainstay import Agent, ModelRequest, Runtime, Session, ToolCall, ToolContext, ToolError, TurnResult
-from mainstay.model.tool import Failed, PreparedCall
-from mainstay.testing import FunctionModel
-from mainstay.tools.context import CallHost
-from mainstay.workspace.tools import FileTools
+from perdure import Agent, ModelRequest, Runtime, Session, ToolCall, ToolContext, ToolError, TurnResult
+from perdure.model.tool import Failed, PreparedCall
+from perdure.testing import FunctionModel
+from perdure.tools.context import CallHost
+from perdure.workspace.tools import FileTools
 
 
 class Beside(CallHost):

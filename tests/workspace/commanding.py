@@ -15,11 +15,11 @@ import signal
 import sys
 from typing import Any, TypeVar
 
-from mainstay import Agent, ModelRequest, Runtime, ToolCall, Workspace
-from mainstay.model.write import Advance, Append, Register, Resolve, SendSignal, Write
-from mainstay.stores.sqlite import SqliteStore
-from mainstay.testing import FunctionModel
-from mainstay.workspace.policy import Policy, Rule
+from perdure import Agent, ModelRequest, Runtime, ToolCall, Workspace
+from perdure.model.write import Advance, Append, Register, Resolve, SendSignal, Write
+from perdure.stores.sqlite import SqliteStore
+from perdure.testing import FunctionModel
+from perdure.workspace.policy import Policy, Rule
 
 R = TypeVar("R")
 

@@ -14,9 +14,9 @@ import threading
 from types import FrameType
 from typing import Any
 
-from mainstay import Agent, ModelRequest, Runtime, ToolCall, Workspace
-from mainstay.testing import FunctionModel
-from mainstay.workspace import files
+from perdure import Agent, ModelRequest, Runtime, ToolCall, Workspace
+from perdure.testing import FunctionModel
+from perdure.workspace import files
 
 CALLS = {
     "edit": ToolCall(name="edit_file", args={"path": "a.txt", "old_text": "one", "new_text": "two"}),

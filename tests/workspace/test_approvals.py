@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from mainstay import Runtime, Workspace
-from mainstay.model.tool import Failed
-from mainstay.workspace.policy import Policy, Rule
+from perdure import Runtime, Workspace
+from perdure.model.tool import Failed
+from perdure.workspace.policy import Policy, Rule
 from tests.cli.shell import shell
 from tests.kit import crash
 from tests.workspace.asking import Conversation
@@ -183,5 +183,5 @@ async def test_the_command_line_shows_the_whole_question(host: Host, work: Path,
         assert "  | touch made\\x1b[2K\n" in shown
         assert "  | rm -rf a\n" in shown
         assert "- unclear: the command line is not understood: it has the character U+001B" in shown
-        assert f"mainstay approve {call_id}" in shown or f"{call_id} asks to" in shown
+        assert f"perdure approve {call_id}" in shown or f"{call_id} asks to" in shown
         assert "\x1b" not in shown

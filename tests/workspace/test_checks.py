@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, Runtime, ToolCall, Workspace
-from mainstay.model.command import CommandSettings
-from mainstay.testing import ScriptedModel
-from mainstay.workspace.checks import SHOWN_BYTES, shown
-from mainstay.workspace.diagnosis.report import Diagnosis, Diagnostic, FailedTest, Tests
-from mainstay.workspace.policy import Policy
+from perdure import Agent, Runtime, ToolCall, Workspace
+from perdure.model.command import CommandSettings
+from perdure.testing import ScriptedModel
+from perdure.workspace.checks import SHOWN_BYTES, shown
+from perdure.workspace.diagnosis.report import Diagnosis, Diagnostic, FailedTest, Tests
+from perdure.workspace.policy import Policy
 from tests.kit import crash, until
 from tests.workspace.asking import Conversation
 

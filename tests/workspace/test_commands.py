@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, Runtime, ToolCall, ToolContext, ToolError, Workspace
-from mainstay.errors import InvalidDefinition, UnknownProcess
-from mainstay.model.command import OutputChunk
-from mainstay.model.tool import Ok
-from mainstay.testing import ScriptedModel
-from mainstay.tools.context import CallHost
-from mainstay.workspace.commands import READ_BYTES, READ_LINES, LineSearch
-from mainstay.workspace.policy import Policy, Rule
-from mainstay.workspace.tools import FileTools
+from perdure import Agent, Runtime, ToolCall, ToolContext, ToolError, Workspace
+from perdure.errors import InvalidDefinition, UnknownProcess
+from perdure.model.command import OutputChunk
+from perdure.model.tool import Ok
+from perdure.testing import ScriptedModel
+from perdure.tools.context import CallHost
+from perdure.workspace.commands import READ_BYTES, READ_LINES, LineSearch
+from perdure.workspace.policy import Policy, Rule
+from perdure.workspace.tools import FileTools
 from tests.kit import SOON, until, untyped
 from tests.workspace.asking import Conversation, prepare
 

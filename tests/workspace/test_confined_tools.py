@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from mainstay import Runtime, Workspace
-from mainstay.commands.sandbox import IMPLEMENTATIONS, examine
-from mainstay.workspace.policy import Policy
+from perdure import Runtime, Workspace
+from perdure.commands.sandbox import IMPLEMENTATIONS, examine
+from perdure.workspace.policy import Policy
 from tests.programs import missing
 from tests.workspace.asking import Conversation
 
@@ -80,7 +80,7 @@ async def test_script_of_a_package_reaches_nothing_outside(model: Conversation, 
 
 CHANGES_ITS_PYTHON = """
 import asyncio, sys
-from mainstay import Runtime, Workspace
+from perdure import Runtime, Workspace
 
 async def main(root, store, *accept):
     workspace = Workspace([root], accept=accept)

@@ -10,10 +10,10 @@ from typing import Any, Literal
 
 import pytest
 
-from mainstay.workspace.diagnosis import READERS, Diagnoser
-from mainstay.workspace.diagnosis.detection import Purpose, Runner, detect
-from mainstay.workspace.diagnosis.lines import LONGEST_LINE, Lines, clean
-from mainstay.workspace.diagnosis.report import MOST_FAILURES, CommandEnd, Diagnosis, Tests, judge
+from perdure.workspace.diagnosis import READERS, Diagnoser
+from perdure.workspace.diagnosis.detection import Purpose, Runner, detect
+from perdure.workspace.diagnosis.lines import LONGEST_LINE, Lines, clean
+from perdure.workspace.diagnosis.report import MOST_FAILURES, CommandEnd, Diagnosis, Tests, judge
 from tests.fuzzing import FULL
 
 STREAMS: tuple[Literal["stdout", "stderr"], ...] = ("stdout", "stderr")

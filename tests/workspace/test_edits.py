@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, Runtime, Session, ToolCall, Workspace
-from mainstay.builtin import Redaction
-from mainstay.errors import InvalidInput, ProviderUnavailable, UndoRefused, UnknownTurn
-from mainstay.model.edit import FileRestore, UndoneFile
-from mainstay.testing import ScriptedModel
+from perdure import Agent, Runtime, Session, ToolCall, Workspace
+from perdure.builtin import Redaction
+from perdure.errors import InvalidInput, ProviderUnavailable, UndoRefused, UnknownTurn
+from perdure.model.edit import FileRestore, UndoneFile
+from perdure.testing import ScriptedModel
 from tests.kit import Place
 
 

@@ -17,17 +17,17 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from mainstay import Agent, Image, Runtime, ToolCall, ToolError, Workspace
-from mainstay.model.edit import PAYLOAD
-from mainstay.model.message import Document, Inline
-from mainstay.model.tool import Ok
-from mainstay.testing import ScriptedModel
-from mainstay.tools.attempt import EndsAs
-from mainstay.workspace import reading
-from mainstay.workspace.files import temporary_name
-from mainstay.workspace.paths import Paths
-from mainstay.workspace.search import Query, glob_pattern, search
-from mainstay.workspace.tools import FileTools
+from perdure import Agent, Image, Runtime, ToolCall, ToolError, Workspace
+from perdure.model.edit import PAYLOAD
+from perdure.model.message import Document, Inline
+from perdure.model.tool import Ok
+from perdure.testing import ScriptedModel
+from perdure.tools.attempt import EndsAs
+from perdure.workspace import reading
+from perdure.workspace.files import temporary_name
+from perdure.workspace.paths import Paths
+from perdure.workspace.search import Query, glob_pattern, search
+from perdure.workspace.tools import FileTools
 from tests.workspace.asking import ask, execute, prepare, refused
 
 

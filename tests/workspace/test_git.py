@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from mainstay import Runtime, Workspace
-from mainstay.model.command import CommandSettings
-from mainstay.workspace.policy import Policy, Rule
+from perdure import Runtime, Workspace
+from perdure.model.command import CommandSettings
+from perdure.workspace.policy import Policy, Rule
 from tests.workspace.asking import Conversation
 
 ENV = {

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from mainstay import Runtime
-from mainstay.errors import SessionDeleted
-from mainstay.model.process import Cancelled
+from perdure import Runtime
+from perdure.errors import SessionDeleted
+from perdure.model.process import Cancelled
 from tests.kit import until
 from tests.workspace.commanding import CALLS, COMMAND, agent
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-import mainstay
-from mainstay import Workspace
-from mainstay.errors import InvalidDefinition
+import perdure
+from perdure import Workspace
+from perdure.errors import InvalidDefinition
 from tests.kit import untyped
 from tests.workspace.asking import ask, refused
 
@@ -98,7 +98,7 @@ OFF_LIMITS: dict[str, Callable[[Path], str]] = {
     "a blob": file_at("agent.db-blobs/ab/cdef"),
     "a job of a command": file_at("agent.db-jobs/x/stdout"),
     "the store behind a link": made(lambda root: file_at("agent.db")(root) + link("agent.db")(root), "way"),
-    "the folder of another store": file_at(".mainstay/runtime.db"),
+    "the folder of another store": file_at(".perdure/runtime.db"),
 }
 READING: dict[str, dict[str, Any]] = {
     "read_file": {},
@@ -155,7 +155,7 @@ async def test_git_and_the_store_are_off_limits(work: Path, way: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", [".git", ".git/config", ".git/hooks/pre-push", "agent.db", "agent.db-blobs/ab/c", ".mainstay/x"]
+    "path", [".git", ".git/config", ".git/hooks/pre-push", "agent.db", "agent.db-blobs/ab/c", ".perdure/x"]
 )
 async def test_what_is_off_limits_cannot_be_made_either(work: Path, path: str) -> None:
     code = await refused(Workspace([work]).tools(), "write_file", str(work / "agent.db"), path=path, content="x")
@@ -268,7 +268,7 @@ async def test_the_rest_of_git_can_be_read_and_not_changed(work: Path) -> None:
 
 
 async def test_what_is_off_limits_is_not_listed_or_searched(work: Path) -> None:
-    for path in ("agent.db", "agent.db-wal", ".mainstay/x", ".git/config"):
+    for path in ("agent.db", "agent.db-wal", ".perdure/x", ".git/config"):
         file_at(path)(work)
     tools, store = Workspace([work]).tools(), str(work / "agent.db")
 
@@ -309,7 +309,7 @@ async def test_every_parameter_that_is_a_path_is_called_path() -> None:
 
 async def test_the_python_of_the_host_is_not_changed_unless_that_is_accepted() -> None:
     """The host runs what is there, outside of every sandbox. What is deleted here is not there."""
-    package = Path(mainstay.__file__).resolve().parent
+    package = Path(perdure.__file__).resolve().parent
     guarded = Workspace(package.parent).tools()
     accepting = Workspace(package.parent, accept=["python"]).tools()
 

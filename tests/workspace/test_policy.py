@@ -14,10 +14,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from mainstay.errors import InvalidDefinition
-from mainstay.model.sandbox import Confinement
-from mainstay.workspace.approvals import digest, hidden, question, visible
-from mainstay.workspace.policy import LABELS, CommandLine, Policy, Rule, Verdict
+from perdure.errors import InvalidDefinition
+from perdure.model.sandbox import Confinement
+from perdure.workspace.approvals import digest, hidden, question, visible
+from perdure.workspace.policy import LABELS, CommandLine, Policy, Rule, Verdict
 from tests.fuzzing import cases
 from tests.kit import untyped
 
@@ -579,7 +579,7 @@ ask   outside_workspace              cat < /etc/hosts
 ask   outside_workspace              cat .git/config
 ask   outside_workspace              cat sub/.git/hooks/x
 ask   outside_workspace              cat .GIT/CONFIG
-ask   outside_workspace              cat .mainstay/x
+ask   outside_workspace              cat .perdure/x
 ask   outside_workspace              cd
 ask   outside_workspace,write        echo x > /tmp/y
 ask   outside_workspace,write        echo x > ../y
@@ -587,7 +587,7 @@ ask   outside_workspace,write        echo x > .git/hooks/pre-commit
 ask   outside_workspace,write        cp x .git/config
 ask   outside_workspace,write        ls | tee /etc/x
 ask   outside_workspace,write        echo x > ~/.bashrc
-ask   outside_workspace,write        touch .mainstay/y
+ask   outside_workspace,write        touch .perdure/y
 ask   outside_workspace,unknown      pytest /other
 ask   outside_workspace,unknown      git -C / status
 

@@ -17,14 +17,14 @@ from typing import Any
 
 import pytest
 
-from mainstay import ToolError
-from mainstay.workspace import files
-from mainstay.workspace import paths as paths_module
-from mainstay.workspace import reading as reading_module
-from mainstay.workspace import search as search_module
-from mainstay.workspace.paths import Paths, telling
-from mainstay.workspace.reading import shown_file
-from mainstay.workspace.search import Tally, walk
+from perdure import ToolError
+from perdure.workspace import files
+from perdure.workspace import paths as paths_module
+from perdure.workspace import reading as reading_module
+from perdure.workspace import search as search_module
+from perdure.workspace.paths import Paths, telling
+from perdure.workspace.reading import shown_file
+from perdure.workspace.search import Tally, walk
 from tests.workspace import swapping
 
 ROUNDS = 1500

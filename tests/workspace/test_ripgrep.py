@@ -1,4 +1,4 @@
-"""A search finds the same with ripgrep and without; `MAINSTAY_REQUIRE=rg` makes its absence a failure."""
+"""A search finds the same with ripgrep and without; `PERDURE_REQUIRE=rg` makes its absence a failure."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from mainstay import Runtime, Workspace
-from mainstay.model.command import CommandSettings
-from mainstay.workspace.policy import Policy, Rule
-from mainstay.workspace.ripgrep import widened
+from perdure import Runtime, Workspace
+from perdure.model.command import CommandSettings
+from perdure.workspace.policy import Policy, Rule
+from perdure.workspace.ripgrep import widened
 from tests.programs import ripgrep
 from tests.workspace.asking import Conversation, ask, refused
 

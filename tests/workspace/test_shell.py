@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from mainstay.workspace.invocations import Invocation, invocations
-from mainstay.workspace.policy import CommandLine, Policy
-from mainstay.workspace.shell import MAX_DEPTH, MAX_LENGTH, ShellUnclear, parse
+from perdure.workspace.invocations import Invocation, invocations
+from perdure.workspace.policy import CommandLine, Policy
+from perdure.workspace.shell import MAX_DEPTH, MAX_LENGTH, ShellUnclear, parse
 from tests.fuzzing import FULL, cases
 
 PROGRAMS = ("alpha", "beta", "gamma", "delta", "omega")

@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, ModelRequest, Plugin, Runtime, ToolCall, Workspace
-from mainstay.model.event import AnyEvent, ToolCallDelta, ToolStarted
-from mainstay.model.llm import CallPiece, Delta, ModelResponse
-from mainstay.model.plugin import ReplaceArgs, ShortCircuit
-from mainstay.model.secrets import Marks, hide_argv
-from mainstay.model.tool import Failed, Ok, PreparedCall, ToolSpec
-from mainstay.plugins.hooks import ToolCallContext, ToolEndContext
-from mainstay.ports.tool import CallContext
-from mainstay.testing import ScriptedModel
-from mainstay.workspace.policy import Policy, Rule
+from perdure import Agent, ModelRequest, Plugin, Runtime, ToolCall, Workspace
+from perdure.model.event import AnyEvent, ToolCallDelta, ToolStarted
+from perdure.model.llm import CallPiece, Delta, ModelResponse
+from perdure.model.plugin import ReplaceArgs, ShortCircuit
+from perdure.model.secrets import Marks, hide_argv
+from perdure.model.tool import Failed, Ok, PreparedCall, ToolSpec
+from perdure.plugins.hooks import ToolCallContext, ToolEndContext
+from perdure.ports.tool import CallContext
+from perdure.testing import ScriptedModel
+from perdure.workspace.policy import Policy, Rule
 from tests.cli.shell import shell
 
 SECRET = "hunter2"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from mainstay.model.limit import Spending
+from perdure.model.limit import Spending
 from tests.stores.oracle.plain import Plain
 
 

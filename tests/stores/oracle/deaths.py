@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from mainstay.model.session import Death
-from mainstay.model.write import Outlived
+from perdure.model.session import Death
+from perdure.model.write import Outlived
 from tests.stores.oracle.plain import Plain
 
 

@@ -7,9 +7,9 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
-from mainstay.errors import KeyConflict, SessionDeleted, WrongAgent
-from mainstay.model.session import CancelRequest
-from mainstay.model.write import Accept, Cancel, SessionRef
+from perdure.errors import KeyConflict, SessionDeleted, WrongAgent
+from perdure.model.session import CancelRequest
+from perdure.model.write import Accept, Cancel, SessionRef
 from tests.stores.oracle.machine import StoreMachine
 from tests.stores.oracle.plain import Plain
 from tests.stores.oracle.values import (

@@ -2,7 +2,7 @@
 
 The oracle is a second reading of the contract, written by hand over plain dictionaries (`model.py` and its neighbours);
 it shares no code with the rules that all our stores run. Authors of other stores compare theirs with the memory store
-(`mainstay.testing.store_contract`); that the memory store itself is right is proven here.
+(`perdure.testing.store_contract`); that the memory store itself is right is proven here.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule, run_state_machine_as_test
 
-from mainstay.model.session import WorkerRow
-from mainstay.model.write import Accept, Beat, Claim, Configure, Release, SessionRef
-from mainstay.testing.store_contract import Place
+from perdure.model.session import WorkerRow
+from perdure.model.write import Accept, Beat, Claim, Configure, Release, SessionRef
+from perdure.testing.store_contract import Place
 from tests.fuzzing import FULL
 from tests.stores.oracle.inputs import InputRules
 from tests.stores.oracle.outside import OutsideRules

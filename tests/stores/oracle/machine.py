@@ -14,12 +14,12 @@ from typing import Any, ClassVar, TypeVar
 
 from hypothesis.stateful import RuleBasedStateMachine, invariant
 
-from mainstay.errors import BlobMissing, MainstayError
-from mainstay.model.session import Node, SessionRow, WaitRow
-from mainstay.model.spending import UsageFilter, UsageRow
-from mainstay.model.write import Accept, Append, Commit, SessionFilter, TurnScope, Write
-from mainstay.ports.store import Store
-from mainstay.testing.store_contract import Place
+from perdure.errors import BlobMissing, PerdureError
+from perdure.model.session import Node, SessionRow, WaitRow
+from perdure.model.spending import UsageFilter, UsageRow
+from perdure.model.write import Accept, Append, Commit, SessionFilter, TurnScope, Write
+from perdure.ports.store import Store
+from perdure.testing.store_contract import Place
 from tests.stores.oracle.model import StoreModel
 from tests.stores.oracle.plain import Plain, Refusal, deep, plain
 from tests.stores.oracle.values import CLOSED, JOINED, SESSIONS
@@ -94,7 +94,7 @@ class StoreMachine(RuleBasedStateMachine):
         """The store's answer as plain data: a receipt, or the class of its refusal."""
         try:
             receipt = await (self._submitted(write) if self.by_submit else self.store.write(write))
-        except MainstayError as refusal:
+        except PerdureError as refusal:
             return type(refusal)
         return deep(receipt)
 

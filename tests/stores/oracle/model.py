@@ -12,7 +12,7 @@ import hashlib
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from mainstay.errors import (
+from perdure.errors import (
     BlobMissing,
     Fenced,
     HeadMoved,
@@ -24,9 +24,9 @@ from mainstay.errors import (
     UnknownSession,
     WrongAgent,
 )
-from mainstay.model.session import Dump, Node, SessionRow
-from mainstay.model.spending import UsageRow
-from mainstay.model.write import (
+from perdure.model.session import Dump, Node, SessionRow
+from perdure.model.spending import UsageRow
+from perdure.model.write import (
     Accept,
     Append,
     Beat,

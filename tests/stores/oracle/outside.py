@@ -6,11 +6,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import rule
 from msgspec.structs import replace
 
-from mainstay.errors import BlobMissing, InvalidSessionId, SessionDeleted, StaleSettings, UnknownSession
-from mainstay.model.codec import encode
-from mainstay.model.record import Spilled
-from mainstay.model.session import Answer, CancelRequest, Node, Offers, WorkerRow
-from mainstay.model.write import Append, Beat, Branch, Cancel, Configure, Delete, Resolve, Retire, SessionRef
+from perdure.errors import BlobMissing, InvalidSessionId, SessionDeleted, StaleSettings, UnknownSession
+from perdure.model.codec import encode
+from perdure.model.record import Spilled
+from perdure.model.session import Answer, CancelRequest, Node, Offers, WorkerRow
+from perdure.model.write import Append, Beat, Branch, Cancel, Configure, Delete, Resolve, Retire, SessionRef
 from tests.stores.oracle.machine import StoreMachine
 from tests.stores.oracle.values import (
     AGENTS,

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from mainstay.errors import MainstayError
+from perdure.errors import PerdureError
 
 Plain = dict[str, Any]
 
@@ -15,7 +15,7 @@ Plain = dict[str, Any]
 class Refusal(Exception):
     """The store must refuse with `error`, and change nothing."""
 
-    def __init__(self, error: type[MainstayError]) -> None:
+    def __init__(self, error: type[PerdureError]) -> None:
         self.error = error
         super().__init__(error.__name__)
 

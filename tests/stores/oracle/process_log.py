@@ -7,8 +7,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import Any
 
-from mainstay.errors import MainstayError, ProcessPruned, UnknownProcess
-from mainstay.model.process import Event
+from perdure.errors import PerdureError, ProcessPruned, UnknownProcess
+from perdure.model.process import Event
 from tests.stores.oracle.deaths import DeathsModel
 from tests.stores.oracle.plain import Plain, Refusal, SomeReason, deep
 
@@ -204,7 +204,7 @@ class ProcessLog(DeathsModel, ABC):
     def _known(self, process_id: str) -> Plain:
         row = self.processes.get(process_id)
         if row is None or row["pruned"] is not None:
-            error: type[MainstayError] = UnknownProcess if row is None else ProcessPruned
+            error: type[PerdureError] = UnknownProcess if row is None else ProcessPruned
             raise Refusal(error)
         return row
 

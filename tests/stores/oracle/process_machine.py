@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from mainstay.lifecycle.process import replay
-from mainstay.model.process import Event, EventType, ProcessRow, Registration, WakeRow, WakeRule
-from mainstay.model.session import Node
-from mainstay.model.write import Advance, ProcessFilter, ProcessScope, Write
+from perdure.lifecycle.process import replay
+from perdure.model.process import Event, EventType, ProcessRow, Registration, WakeRow, WakeRule
+from perdure.model.session import Node
+from perdure.model.write import Advance, ProcessFilter, ProcessScope, Write
 from tests.stores.oracle.machine import StoreMachine
 from tests.stores.oracle.plain import Plain, deep, short
 from tests.stores.oracle.process_log import dues, is_over

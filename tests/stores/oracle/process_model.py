@@ -11,7 +11,7 @@ from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any
 
-from mainstay.errors import (
+from perdure.errors import (
     Conflict,
     Fenced,
     InvalidInput,
@@ -27,9 +27,9 @@ from mainstay.errors import (
     UnknownSession,
     WrongAuthority,
 )
-from mainstay.model.process import Event, ProcessRow
-from mainstay.model.record import InputKind
-from mainstay.model.write import (
+from perdure.model.process import Event, ProcessRow
+from perdure.model.record import InputKind
+from perdure.model.write import (
     Accept,
     AddEvent,
     Advance,

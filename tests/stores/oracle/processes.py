@@ -9,7 +9,7 @@ from hypothesis.stateful import initialize, rule
 from msgspec import convert
 from msgspec.structs import replace
 
-from mainstay.errors import (
+from perdure.errors import (
     BlobMissing,
     Conflict,
     Fenced,
@@ -20,7 +20,7 @@ from mainstay.errors import (
     UndeclaredEvent,
     UnknownProcess,
 )
-from mainstay.model.process import (
+from perdure.model.process import (
     Abandoned,
     Cancelled,
     Cause,
@@ -35,8 +35,8 @@ from mainstay.model.process import (
     WaitOn,
     WakeTarget,
 )
-from mainstay.model.session import Answer, CancelRequest, Death, Node, WorkerRow
-from mainstay.model.write import (
+from perdure.model.session import Answer, CancelRequest, Death, Node, WorkerRow
+from perdure.model.write import (
     Accept,
     AddEvent,
     Advance,

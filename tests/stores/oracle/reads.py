@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
-from mainstay.errors import BlobMissing
-from mainstay.model.write import SessionFilter
+from perdure.errors import BlobMissing
+from perdure.model.write import SessionFilter
 from tests.stores.oracle.machine import StoreMachine, by_key
 from tests.stores.oracle.plain import plain
 from tests.stores.oracle.values import AGENTS, bodies, has, index, large

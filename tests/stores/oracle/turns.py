@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import rule
 from msgspec.structs import replace
 
-from mainstay.errors import Fenced, HeadMoved, InternalError
-from mainstay.model.limit import Ask, Settle, Spending
-from mainstay.model.llm import Usage
-from mainstay.model.session import Death, Dump, Node
-from mainstay.model.spending import UsageRow
-from mainstay.model.write import Append, Claim, Commit, Configure, Outlived, Release, Resume, SessionRef
+from perdure.errors import Fenced, HeadMoved, InternalError
+from perdure.model.limit import Ask, Settle, Spending
+from perdure.model.llm import Usage
+from perdure.model.session import Death, Dump, Node
+from perdure.model.spending import UsageRow
+from perdure.model.write import Append, Claim, Commit, Configure, Outlived, Release, Resume, SessionRef
 from tests.stores.oracle.machine import StoreMachine
 from tests.stores.oracle.plain import Plain
 from tests.stores.oracle.values import (

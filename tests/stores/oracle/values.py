@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition
 
-from mainstay.model.limit import Ask, Bound, Settle
-from mainstay.model.llm import Usage
-from mainstay.model.session import Answer, CancelRequest
+from perdure.model.limit import Ask, Bound, Settle
+from perdure.model.llm import Usage
+from perdure.model.session import Answer, CancelRequest
 
 CLOSED = b"closed "
 JOINED = b'{"type":"joined.1"'

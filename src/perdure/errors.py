@@ -1,0 +1,1058 @@
+"""Every exception that Perdure raises at its host.
+
+    PerdureError
+    ├── InvalidInput          the caller gave something unusable; nothing was written
+    │   ├── InvalidSessionId
+    │   ├── InvalidCursor
+    │   ├── InvalidDefinition   an agent, tool or runtime is put together wrongly
+    │   ├── InvalidProcess      a process cannot be registered, or told, like this
+    │   │   ├── InvalidCommand    a command cannot be run like this
+    │   │   │   └── SandboxUnavailable this machine does not enforce what it is to be confined by
+    │   │   ├── InvalidHandle     this is no handle of a process
+    │   │   ├── MisplacedCheckpoint a durable function goes on otherwise than it begins
+    │   │   └── UndeclaredEvent   it has no such event or signal
+    │   ├── TooLarge
+    │   ├── SessionFull         the session has had all the inputs that it can have
+    │   └── TurnFull            the turn has no more room for records
+    ├── Conflict              the request disagrees with what is already durable
+    │   ├── KeyConflict         a key was used before with other content
+    │   ├── MetadataConflict    the session exists, and is for somebody else
+    │   ├── WrongAgent          the session belongs to another agent
+    │   ├── AlreadyAnswered     an approval or wait has its answer
+    │   ├── StaleSettings       the settings of a session have changed since they were read
+    │   ├── TooDeep             a session has too many parents above it to begin another
+    │   ├── WaitsForItself      a tool waits for what can only end after it
+    │   ├── ProcessConflict     the id of a process was used before for something else
+    │   ├── ProcessEnded        it is over: it takes no signal and needs no cancel
+    │   ├── WrongAuthority      who says how it ended may not
+    │   ├── ProcessShared       a session sees it, and has no right to end it
+    │   ├── ProcessRefused      the host's policy does not let a session do that with it
+    │   ├── TooManyCommands     as many commands run as may run at once
+    │   ├── UndoRefused         a file is not what the edit left, or what it was before is not there
+    │   └── HeadMoved           another writer committed first
+    ├── NotFound
+    │   ├── UnknownSession
+    │   ├── UnknownTurn
+    │   ├── UnknownCall
+    │   ├── UnknownNode
+    │   ├── UnknownTool
+    │   ├── UnknownWait
+    │   ├── UnknownProcess
+    │   │   ├── ProcessPruned     it ended, and what it left was pruned
+    │   │   └── ProcessNotVisible it is not this session's to see
+    │   ├── UnknownMonitor
+    │   └── SessionDeleted      the id is spent for good
+    ├── TurnFailed            a turn ended without finishing; `outcome` says how
+    ├── ProcessFailed         a process ended without a value; `outcome` says how
+    │   ├── ProcessCancelled    it was asked to end
+    │   ├── ProcessAbandoned    it was given up: what it did is not known
+    │   └── ProcessStuck        it cannot go on until a person looks
+    ├── StepFailed            a step of a durable function failed for good
+    │   └── OutcomeUnknown      its end was not seen
+    ├── LimitReached          what may be spent is spent: a model is not asked
+    ├── TimedOut              a wait ended because its caller had set a limit
+    ├── Diverged              a durable function asks for something else than its journal tells
+    ├── NotRevived            what is recorded does not fit the type that the code declares for it today
+    ├── ForeignTask           a durable context was used from a task that is no branch of it
+    ├── Fenced                this owner was relieved; reload and stop writing
+    ├── StoreError
+    │   ├── StoreDamaged        refused to open: the file is not whole
+    │   │   └── NotAStore         the file is another program's
+    │   ├── StoreTooNew         written by a newer Perdure
+    │   ├── StoreUnavailable    disk full, locked or read-only: retry when repaired
+    │   ├── StoreInUse          a Runtime has it open that must be left first
+    │   ├── StoreInherited      a forked child used its parent's store
+    │   └── BlobMissing         a referenced blob is gone; put it again
+    ├── RuntimeClosed         the Runtime was left
+    ├── WrongLoop             used from an event loop that is not its own
+    ├── PluginError           a plugin is at fault; `plugin` names it
+    │   ├── PluginFault         a hook raised, hung or answered nonsense
+    │   ├── PluginConflict      two plugins want what only one may have
+    │   └── OperationError      an operation of a plugin cannot be called like this, or failed
+    │       ├── UnknownOperation  no plugin offers it
+    │       ├── MissingSession    it needs a session
+    │       ├── UnexpectedSession it takes none
+    │       ├── InvalidArguments  its arguments do not fit its schema
+    │       └── OperationFailed   it ran, and raised or answered nonsense
+    ├── Unavailable           this session cannot do that; the text says what
+    │   ├── CodeUnavailable     it runs no code
+    │   ├── CodeRuntimeExited   what its code ran in is gone
+    │   ├── DumpRefused         a saved state of its code is not loaded: the cells are run again
+    │   ├── MissingExtra        a package that this part needs is not installed; an ImportError too
+    │   ├── LiveEventsUnavailable a worker's events can be read only from the store
+    │   ├── CommandsUnavailable commands cannot be run here: not on this platform, or not with this store
+    │   ├── McpUnavailable      an MCP server is down, or was refused
+    │   ├── SearchUnavailable   the store keeps no index of words
+    │   ├── InputFilterMissing  its agent's inputs are filtered, and this Runtime has no filter for them
+    │   └── ProviderUnavailable its agent, and so its model, is not part of this Runtime
+    ├── ProviderError         a model call failed; `retryable` says what happens next
+    ├── NotPrepared           a function of the host's made nothing for a run
+    │   ├── DepsFailed          that of `Runtime(deps=…)`: no live objects
+    │   └── InstructionsFailed  that of `Agent(instructions=…)`: no text
+    ├── ScriptExhausted       a scripted model has no answer left, or answers left over
+    └── InternalError         our bug
+
+    ToolError, Retry          raised by tools *to* Perdure; they reach the model, never the host
+
+Exceptions carry ids and JSON, never live structs. The message is made from the fields and says what to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+MAX_QUOTED = 500
+
+
+def quoted(value: object) -> str:
+    """What a caller gave, as a message shows it: never long, and whatever its own `__repr__` does."""
+    try:
+        text = repr(value)
+    except (Exception, SystemExit):  # code of the caller's runs here, or there is no end to the value
+        return f"<a {type(value).__name__} that cannot be shown>"
+    return text if len(text) <= MAX_QUOTED else f"{text[:MAX_QUOTED]}…"
+
+
+class PerdureError(Exception):
+    """Base of everything Perdure raises at its host. `code` is stable; the text may improve.
+
+    `summary` is the text without its `hint`, which speaks of Python: a model, or a person at a shell, has other means.
+    """
+
+    code = "perdure_error"
+    hint = ""
+
+    @property
+    def summary(self) -> str:
+        return super().__str__()
+
+    def __str__(self) -> str:
+        return f"{self.summary}{self.hint}"
+
+
+class InvalidInput(PerdureError, ValueError):
+    """The caller gave something unusable. Nothing was written; correct it and call again."""
+
+    code = "invalid_input"
+
+
+class InvalidSessionId(InvalidInput):
+    """A session id must be 1 to 200 printable characters, and for a fork one that was never used."""
+
+    code = "invalid_session_id"
+
+    def __init__(self, session_id: object, why: str = "use 1 to 200 printable characters") -> None:
+        self.session_id = session_id
+        super().__init__(f"session id {quoted(session_id)} is not usable: {why}")
+
+
+class InvalidCursor(InvalidInput):
+    """The cursor is malformed or belongs to another session."""
+
+    code = "invalid_cursor"
+
+    def __init__(self, cursor: object, why: str) -> None:
+        self.cursor = cursor
+        super().__init__(f"cursor {quoted(cursor)} {why}: start again without a cursor")
+
+
+class InvalidDefinition(InvalidInput):
+    """An agent, tool or runtime is put together wrongly."""
+
+    code = "invalid_definition"
+
+
+class TooLarge(InvalidInput):
+    """A value is larger than the limit that protects every session of the store."""
+
+    code = "too_large"
+
+    def __init__(self, what: str, size: int, limit: int) -> None:
+        self.what, self.size, self.limit = what, size, limit
+        super().__init__(f"{what} has {size:,} bytes, the limit is {limit:,}: store it outside and pass a reference")
+
+
+class SessionFull(InvalidInput):
+    """A session has had all the inputs that it can have."""
+
+    code = "session_full"
+
+    def __init__(self, session_id: str, limit: int) -> None:
+        self.session_id, self.limit = session_id, limit
+        super().__init__(
+            f"session {session_id!r} has had {limit:,} inputs and takes no more: fork it, or begin another"
+        )
+
+
+class TurnFull(InvalidInput):
+    """A turn has as many records as it can have; what is left is kept for its own end."""
+
+    code = "turn_full"
+
+    def __init__(self, turn_id: str, limit: int) -> None:
+        self.turn_id, self.limit = turn_id, limit
+        super().__init__(
+            f"turn {turn_id!r} has nearly {limit:,} records and takes no more: do the rest in another turn"
+        )
+
+
+class Conflict(PerdureError):
+    """The request disagrees with what is already durable. Nothing was written."""
+
+    code = "conflict"
+
+
+class InvalidProcess(InvalidInput):
+    """A process cannot be registered, or told something, like this."""
+
+    code = "invalid_process"
+
+
+class InvalidCommand(InvalidProcess):
+    """A command cannot be run like this: its arguments, folder, variables or limits. Nothing was begun."""
+
+    code = "invalid_command"
+
+
+class SandboxUnavailable(InvalidCommand):
+    """This machine, or this user on it, cannot enforce a confinement. Nothing was begun: ask `perdure doctor`."""
+
+    code = "sandbox_unavailable"
+
+
+class InvalidHandle(InvalidProcess):
+    """This is no handle of a process."""
+
+    code = "invalid_handle"
+
+
+class MisplacedCheckpoint(InvalidProcess):
+    """The first call after a checkpoint is another one than the function begins with: a replay would find it there."""
+
+    code = "misplaced_checkpoint"
+
+    def __init__(self, first: str, asked: str) -> None:
+        self.first, self.asked = first, asked
+        super().__init__(
+            f"the first call after a checkpoint is {asked}, but the function begins with {first}, and so would every "
+            "replay from that checkpoint: make the checkpoint the last call of a round (step, sleep, then checkpoint), "
+            "or, where the first call depends on the state, begin again with `ctx.checkpoint(state, restart=True)`"
+        )
+
+
+class UndeclaredEvent(InvalidProcess):
+    """The process declared no such event, or signal."""
+
+    code = "undeclared_event"
+
+    def __init__(self, process_id: str, event_type: str, declared: list[str]) -> None:
+        self.process_id, self.event_type, self.declared = process_id, event_type, declared
+        ours, signal = event_type.partition("signal.")[1:] if event_type.startswith("signal.") else ("", "")
+        known = ", ".join(each.removeprefix(ours) for each in declared if each.startswith(ours)) or "none"
+        what = (
+            f"takes no signal {quoted(signal)}; it takes"
+            if ours
+            else f"declares no event {quoted(event_type)}; it declares"
+        )
+        super().__init__(f"process {process_id!r} {what}: {known}")
+
+
+class ProcessConflict(Conflict):
+    """The id of a process was used before for something else."""
+
+    code = "process_conflict"
+
+    def __init__(self, process_id: str) -> None:
+        self.process_id = process_id
+        super().__init__(f"process {process_id!r} was registered before as something else: choose another id")
+
+
+class ProcessEnded(Conflict):
+    """The process is over."""
+
+    code = "process_already_terminal"
+
+    def __init__(self, process_id: str, status: str) -> None:
+        self.process_id, self.status = process_id, status
+        super().__init__(f"process {process_id!r} is {status}: nothing more can happen to it")
+
+
+class WrongAuthority(Conflict):
+    """The caller that reports how a process ended has no right to."""
+
+    code = "wrong_authority"
+
+    def __init__(self, process_id: str, authority: str, contract: str) -> None:
+        self.process_id, self.authority, self.contract = process_id, authority, contract
+        super().__init__(f"{authority} may not end process {process_id!r}: its contract is {contract}")
+
+
+class ProcessShared(Conflict):
+    """The process is only shared with this session: to see it is no right to end it."""
+
+    code = "process_shared"
+
+    def __init__(self, process_id: str, session_id: str) -> None:
+        self.process_id, self.session_id = process_id, session_id
+        super().__init__(
+            f"process {process_id!r} is shared with session {session_id!r} and not its own: the session that started "
+            "it, or the host, says when it ends"
+        )
+
+
+class ProcessRefused(Conflict):
+    """The host's policy does not let this session start, await or signal the process, or could not say. Nothing was
+    done."""
+
+    code = "process_refused"
+
+    def __init__(self, verb: str, name: str, session_id: str, reason: str = "") -> None:
+        self.verb, self.name, self.session_id, self.reason = verb, name, session_id, reason
+        why = f": {reason}" if reason else ""
+        super().__init__(f"session {session_id!r} may not {verb} {name!r}, by the policy of its host{why}")
+
+
+class TooManyCommands(Conflict):
+    """As many commands run as may run at once, or they have written as much as they may. Nothing was begun."""
+
+    code = "too_many_commands"
+
+    def __init__(self, what: str, used: int, limit: int) -> None:
+        self.used, self.limit = used, limit
+        super().__init__(f"{what}: {used:,} of {limit:,}; wait for one to end, cancel one, or raise the limit")
+
+
+class KeyConflict(Conflict):
+    """The same key was used before with other content."""
+
+    code = "key_conflict"
+
+    def __init__(self, session_id: str, key: str, turn_id: str) -> None:
+        self.session_id, self.key, self.turn_id = session_id, key, turn_id
+        super().__init__(
+            f"key {key!r} of session {session_id!r} was used for turn {turn_id} with other content: use a new key"
+        )
+
+
+class MetadataConflict(Conflict):
+    """The session exists, and is for somebody else."""
+
+    code = "metadata_conflict"
+
+    def __init__(self, session_id: str, given: Mapping[str, object], stored: Mapping[str, object]) -> None:
+        self.session_id, self.given, self.stored = session_id, dict(given), dict(stored)
+        keys = sorted(key for key in {*given, *stored} if repr(given.get(key)) != repr(stored.get(key)))
+        super().__init__(
+            f"session {session_id!r} has other metadata than the given one, in {', '.join(map(repr, keys))}: open it "
+            "without metadata=, or change it with session.update(metadata=…)"
+        )
+
+
+class WrongAgent(Conflict):
+    """The session belongs to another agent."""
+
+    code = "wrong_agent"
+
+    def __init__(self, session_id: str, expected: str, actual: str) -> None:
+        self.session_id, self.expected, self.actual = session_id, expected, actual
+        super().__init__(
+            f"session {session_id!r} belongs to agent {actual!r}, not {quoted(expected)}: "
+            f"open it with agent={actual!r} or use another session id"
+        )
+
+
+class AlreadyAnswered(Conflict):
+    """An approval, settlement or wait has its answer; the first one won."""
+
+    code = "already_answered"
+
+    def __init__(self, what: str, answer: Any) -> None:
+        self.what, self.answer = what, answer
+        given = answer.get("verdict") if isinstance(answer, dict) else None
+        told = quoted(answer) if given is None else f"{quoted(given)}{f' by {by}' if (by := answer.get('by')) else ''}"
+        super().__init__(f"{what} was answered before with {told}: the first answer stands")
+
+
+class StaleSettings(Conflict):
+    """The settings of a session have changed since they were read: read them again, then edit."""
+
+    code = "stale_settings"
+
+    def __init__(self, session_id: str) -> None:
+        self.session_id = session_id
+        super().__init__(f"the settings of session {session_id!r} have changed meanwhile: read them again, then edit")
+
+
+class TooDeep(Conflict):
+    """A session that was begun by a session, and so on, may not begin another one."""
+
+    code = "too_deep"
+
+    def __init__(self, session_id: str, limit: int) -> None:
+        self.session_id = session_id
+        super().__init__(f"session {session_id!r} is {limit} sessions deep: it must do its work by itself")
+
+
+class WaitsForItself(Conflict):
+    """A tool, or a process, waits for something that cannot end before it has ended itself: it would for ever."""
+
+    code = "waits_for_itself"
+
+    def __init__(self, what: str, waiting: str) -> None:
+        self.what, self.waiting = what, waiting
+        super().__init__(
+            f"{what} can only end after {waiting}, which would wait for it: use `send`, `steer` or `start` and do not "
+            "wait for the result, or ask in another session"
+        )
+
+
+class UndoRefused(Conflict):
+    """Edits of files cannot be taken back: a file has been changed since, or its earlier content is not kept.
+
+    `files` says why, by path. `undone` are files that were brought back before another one was found to have changed
+    meanwhile; usually there are none, because all are looked at first.
+    """
+
+    code = "undo_refused"
+
+    def __init__(self, files: Mapping[str, str], undone: Sequence[str] = ()) -> None:
+        self.files, self.undone = dict(files), list(undone)
+        done = f"undone: {', '.join(undone)}" if undone else "nothing was undone"
+        super().__init__(f"{done}; {'; '.join(self.files.values())}")
+
+
+class HeadMoved(Conflict):
+    """Another writer committed first; the loser reloads."""
+
+    code = "head_moved"
+
+    def __init__(self, session_id: str, expected: int, actual: int) -> None:
+        self.session_id, self.expected, self.actual = session_id, expected, actual
+        super().__init__(f"session {session_id!r} is at turn {actual}, not {expected}: reload it")
+
+
+class NotFound(PerdureError, LookupError):
+    """What was asked for does not exist in this store."""
+
+    code = "not_found"
+
+
+class UnknownSession(NotFound):
+    code = "unknown_session"
+    hint = ": `runtime.sessions.list()` shows what is"
+
+    def __init__(self, session_id: str) -> None:
+        self.session_id = session_id
+        super().__init__(f"there is no session {quoted(session_id)} in this store")
+
+
+class UnknownTurn(NotFound):
+    code = "unknown_turn"
+
+    def __init__(self, turn_id: str) -> None:
+        self.turn_id = turn_id
+        super().__init__(f"there is no turn {quoted(turn_id)} in this store: turn ids come from a receipt or result")
+
+
+class UnknownCall(NotFound):
+    code = "unknown_call"
+    hint = "; `session.pending()` lists what waits for a person"
+
+    def __init__(self, call_id: str, why: str = "nothing waits under this id") -> None:
+        self.call_id = call_id
+        super().__init__(f"call {quoted(call_id)}: {why}")
+
+
+class UnknownNode(NotFound):
+    code = "unknown_node"
+
+    def __init__(self, node_id: str, why: str) -> None:
+        self.node_id = node_id
+        super().__init__(f"cannot fork at {quoted(node_id)}: {why}")
+
+
+class UnknownTool(NotFound):
+    code = "unknown_tool"
+
+    def __init__(self, name: str, known: list[str]) -> None:
+        self.name, self.known = name, known
+        super().__init__(
+            f"there is no tool {quoted(name)} in this session; there are: {', '.join(known[:20]) or 'none'}"
+        )
+
+
+class UnknownWait(NotFound):
+    """The key is forged, revoked or of another store."""
+
+    code = "unknown_or_revoked"
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+        super().__init__("this completion key is unknown or revoked: it works only in the store that issued it")
+
+
+class UnknownProcess(NotFound):
+    code = "unknown_process"
+    hint = "; `runtime.processes.list()` shows what is"
+
+    def __init__(self, process_id: str, why: str = "there is no such process in this store") -> None:
+        self.process_id = process_id
+        super().__init__(f"process {quoted(process_id)}: {why}")
+
+
+class UnknownMonitor(NotFound):
+    code = "unknown_monitor"
+    hint = "; `session.monitors()` shows those that there are"
+
+    def __init__(self, monitor_id: str, session_id: str) -> None:
+        self.monitor_id, self.session_id = monitor_id, session_id
+        super().__init__(
+            f"session {quoted(session_id)} has no monitor {quoted(monitor_id):.200}, and no plugin offers one"
+        )
+
+
+class ProcessPruned(UnknownProcess):
+    """The process ended, and what it left was pruned. Its id is spent for good."""
+
+    code = "process_no_longer_retained"
+
+    def __init__(self, process_id: str, status: str, at: int) -> None:
+        self.status, self.at = status, at
+        super().__init__(process_id, f"it was {status}, and is no longer retained")
+
+
+class ProcessNotVisible(UnknownProcess):
+    """The process is not this session's to see: a grant would make it so."""
+
+    code = "process_not_visible"
+
+    def __init__(self, process_id: str, session_id: str) -> None:
+        self.session_id = session_id
+        super().__init__(process_id, f"it is neither live nor visible in session {session_id!r}")
+
+
+class SessionDeleted(NotFound):
+    """The session was deleted; its id is spent for good."""
+
+    code = "session_deleted"
+
+    def __init__(self, session_id: str) -> None:
+        self.session_id = session_id
+        super().__init__(f"session {session_id!r} was deleted: ids are used once per store, choose another")
+
+
+def _details(outcome: Any) -> list[str]:
+    """What an outcome says besides its kind, for people; programs have the outcome itself."""
+    if not isinstance(outcome, dict):
+        return []
+    told = [str(outcome[name]) for name in ("code", "message", "which", "reason") if outcome.get(name)]
+    if "spent" in outcome:  # a limit of the Runtime
+        per, key, window = (outcome.get(name) for name in ("per", "key", "window"))
+        span = f", window {window}" if window else ""
+        whose = f" by {per} {quoted(key)}" if key is not None else " by all"
+        told.append(f"{outcome['spent']:,} of {outcome['limit']:,} {outcome['kind']} are spent{whose}{span}")
+    return told + [f"{call['tool']} ({call['call_id']}) waits for {call['kind']}" for call in outcome.get("calls", ())]
+
+
+class TurnFailed(PerdureError):
+    """A turn ended without finishing. `outcome` is the outcome as JSON, `why` the same in words without its kind;
+    `turn_id` finds the evidence."""
+
+    code = "turn_failed"
+
+    def __init__(self, turn_id: str, kind: str, outcome: Any) -> None:
+        self.turn_id, self.kind, self.outcome = turn_id, kind, outcome
+        self.why = ": ".join(_details(outcome))
+        super().__init__(f"turn {turn_id} did not finish: {': '.join([kind, *_details(outcome)])}")
+
+
+class ProcessFailed(PerdureError):
+    """A process ended without a value. `outcome` is how, as JSON."""
+
+    code = "process_failed"
+
+    def __init__(self, process_id: str, what: str, outcome: Any) -> None:
+        self.process_id, self.outcome = process_id, outcome
+        super().__init__(f"process {process_id!r} {what}")
+
+
+class ProcessCancelled(ProcessFailed):
+    """The process was asked to end, and did."""
+
+    code = "process_cancelled"
+
+
+class ProcessAbandoned(ProcessFailed):
+    """The process was given up: whether its last effect happened is not known."""
+
+    code = "process_abandoned"
+
+
+class ProcessStuck(ProcessFailed):
+    """The process cannot go on until a person looks: `outcome` says why. It has not ended."""
+
+    code = "process_stuck"
+
+
+class StepFailed(PerdureError):
+    """A step of a durable function failed for good. Raised at its line, on the first run and on every replay."""
+
+    code = "step_failed"
+
+    def __init__(self, step: str, fault: str, message: str, data: Any = None, traceback: str = "") -> None:
+        self.step, self.fault, self.message, self.data, self.traceback = step, fault, message, data, traceback
+        super().__init__(f"step {step}: {fault}: {message}" if message else f"step {step}: {fault}")
+
+
+class OutcomeUnknown(StepFailed):
+    """A step started and its end was not seen: its effect may or may not have happened."""
+
+    code = "outcome_unknown"
+
+    def __init__(self, step: str, why: str) -> None:
+        super().__init__(step, "outcome_unknown", why)
+
+
+class LimitReached(PerdureError):
+    """What may be spent (`Limit`) is spent, so that a model was not asked. A turn ends with an outcome of this name."""
+
+    code = "limit_reached"
+
+    def __init__(self, kind: str, limit: float, spent: float, per: str, key: Any = None, window: str = "") -> None:
+        self.kind, self.limit, self.spent, self.per, self.key, self.window = kind, limit, spent, per, key, window
+        whose = "all" if per == "all" else f"{per} {quoted(key)}"
+        span = f" a {window}" if window else ""
+        super().__init__(
+            f"the limit of {limit:g} {kind}{span} of {whose} is spent ({spent:g}): raise it in Runtime(limits=[…]) and "
+            "call session.resume(), or wait for the next window"
+        )
+
+
+class TimedOut(PerdureError, TimeoutError):
+    """A wait ended because its caller had set a limit. What was waited for is unharmed."""
+
+    code = "timed_out"
+
+    def __init__(self, what: str, seconds: float | None = None) -> None:
+        self.what, self.seconds = what, seconds
+        super().__init__(f"{what} within {seconds:g} s" if seconds is not None else what)
+
+
+class Diverged(PerdureError):
+    """A durable function asks for something else than its journal tells: its code has changed, or is not deterministic.
+
+    Both sides are shown. Nothing was done; the process is stuck until the code that began it is back.
+    """
+
+    code = "diverged"
+
+    def __init__(self, process_id: str, key: str, recorded: str, asked: str) -> None:
+        self.process_id, self.key, self.recorded, self.asked = process_id, key, recorded, asked
+        super().__init__(
+            f"process {process_id!r} at {key}: its journal says {recorded}, its code asks for {asked}: run the code "
+            "that began it (register that version beside the new one), then resume it"
+        )
+
+
+class NotRevived(PerdureError):
+    """What is recorded does not fit the type that the code declares for it today. Nothing is lost: a process that meets
+    such a record is stuck until the code can read it."""
+
+    code = "not_revived"
+
+    def __init__(self, where: str, what: str, why: str) -> None:
+        self.where, self.what, self.why = where, what, why
+        super().__init__(
+            f"{where}: its record does not bring back {what} ({why}): run code whose annotation takes what is "
+            "recorded, such as a union with the old type"
+        )
+
+
+class ForeignTask(PerdureError):
+    """A durable context was used from a task that is no branch of it: replay could not tell whose call it was."""
+
+    code = "foreign_task"
+
+    def __init__(self, process_id: str) -> None:
+        self.process_id = process_id
+        super().__init__(
+            f"the context of process {process_id!r} was used from another task, from a step, or after its function "
+            "ended: run branches with `ctx.gather(…)`, `ctx.any(…)` or `ctx.all(…)` instead of asyncio's own"
+        )
+
+
+class Fenced(PerdureError):
+    """This owner was relieved: a newer generation owns the scope and nothing was written."""
+
+    code = "fenced"
+
+    def __init__(self, scope: str, generation: int) -> None:
+        self.scope, self.generation = scope, generation
+        super().__init__(f"generation {generation} of {scope} was relieved by another worker: nothing was written")
+
+
+class StoreError(PerdureError):
+    """The store could not do what was asked. What it acknowledged before stays."""
+
+    code = "store_error"
+
+
+class StoreDamaged(StoreError):
+    """The file is not whole. It is refused rather than served with a shorter history."""
+
+    code = "store_damaged"
+
+    def __init__(self, path: str, why: str) -> None:
+        self.path, self.why = path, why
+        super().__init__(
+            f"{path} is damaged ({why}): restore it from a backup, or copy what is readable with "
+            f"`sqlite3 {path} .recover`; Perdure does not serve a shortened history"
+        )
+
+
+class NotAStore(StoreDamaged):
+    """The file is a database of another program. Nothing in it was changed."""
+
+    code = "not_a_store"
+
+    def __init__(self, path: str) -> None:
+        self.path, self.why = path, "it is a SQLite database of some other program"
+        StoreError.__init__(self, f"{path} is no store ({self.why}): choose another path; nothing in it was changed")
+
+
+class StoreTooNew(StoreError):
+    """The file was written by a newer Perdure."""
+
+    code = "store_too_new"
+
+    def __init__(self, path: str, found: int, known: int) -> None:
+        self.path, self.found, self.known = path, found, known
+        super().__init__(f"{path} has schema {found}, this Perdure knows {known}: upgrade perdure to open it")
+
+
+class StoreUnavailable(StoreError):
+    """Disk full, locked too long or read-only. Nothing was half-applied; retry when it is repaired."""
+
+    code = "store_unavailable"
+
+
+class StoreInUse(StoreError):
+    """An operation that needs the store closed everywhere. `workers` are the Runtimes that have."""
+
+    code = "store_in_use"
+
+    def __init__(self, path: str, workers: list[str]) -> None:
+        self.path, self.workers = path, tuple(workers)
+        who = ", ".join(self.workers[:5])
+        super().__init__(f"{path} is open in {len(self.workers)} Runtimes ({who}): stop them, and try again")
+
+
+class StoreInherited(StoreError):
+    """A forked child used its parent's store."""
+
+    code = "store_inherited"
+
+    def __init__(self, parent: int, child: int) -> None:
+        self.parent, self.child = parent, child
+        super().__init__(
+            f"process {child} inherited this store from process {parent} by fork: open it only after forking, or start "
+            "the child with the spawn method"
+        )
+
+
+class BlobMissing(StoreError):
+    """A record refers to a blob that is not there; nothing was written."""
+
+    code = "blob_missing"
+
+    def __init__(self, digest: str) -> None:
+        self.digest = digest
+        super().__init__(f"blob {digest} is missing: put it again before recording a reference to it")
+
+
+class RuntimeClosed(PerdureError):
+    """The Runtime was left, or never entered."""
+
+    code = "runtime_closed"
+
+    def __init__(self, why: str = "this Runtime is closed: use it inside `async with`") -> None:
+        super().__init__(why)
+
+
+class WrongLoop(PerdureError):
+    """One Runtime belongs to one event loop."""
+
+    code = "wrong_loop"
+
+    def __init__(self) -> None:
+        super().__init__("this Runtime was entered on another event loop: make one Runtime per loop")
+
+
+class PluginError(PerdureError):
+    """A plugin is at fault. `plugin` is its id."""
+
+    code = "plugin_error"
+
+    def __init__(self, plugin: str, why: str) -> None:
+        self.plugin, self.why = plugin, why
+        super().__init__(f"plugin {plugin!r}: {why}")
+
+
+class PluginFault(PluginError):
+    """A hook raised, hung or answered nonsense."""
+
+    code = "plugin_fault"
+
+    def __init__(self, plugin: str, hook: str, what: str) -> None:
+        self.hook, self.what = hook, what
+        super().__init__(plugin, f"{hook}: {what}")
+
+
+class PluginConflict(PluginError, InvalidDefinition):
+    """Two plugins want what only one may have: an id, a tool name, an operation, an exclusive slot."""
+
+    code = "plugin_conflict"
+
+    def __init__(self, plugin: str, other: str, what: str) -> None:
+        self.other, self.what = other, what
+        super().__init__(plugin, f"{what} belongs to {other!r} already: leave one of them out")
+
+
+class OperationError(PluginError):
+    """An operation of a plugin cannot be called like this, or failed. `plugin` is "" when no plugin offers it."""
+
+    code = "operation_error"
+
+    def __init__(self, operation: str, plugin: str, why: str) -> None:
+        super().__init__(plugin, why)
+        self.operation = operation
+        self.args = (f"operation {quoted(operation)}: {why}",)
+
+
+class UnknownOperation(OperationError, NotFound):
+    """No plugin offers an operation of this name and kind."""
+
+    code = "unknown_operation"
+
+    def __init__(self, operation: str, why: str) -> None:
+        super().__init__(operation, "", why)
+
+
+class MissingSession(OperationError, InvalidInput):
+    """The operation needs a session, and none was named."""
+
+    code = "missing_session"
+
+    def __init__(self, operation: str, plugin: str) -> None:
+        super().__init__(operation, plugin, "it works on a session: name one, or call it from inside a session")
+
+
+class UnexpectedSession(OperationError, InvalidInput):
+    """The operation takes no session, and one was named."""
+
+    code = "unexpected_session"
+
+    def __init__(self, operation: str, plugin: str, session_id: str) -> None:
+        self.session_id = session_id
+        super().__init__(operation, plugin, f"it works on no session: call it without {quoted(session_id)}")
+
+
+class InvalidArguments(OperationError, InvalidInput):
+    """The arguments do not fit the operation's schema. It was not called."""
+
+    code = "invalid_arguments"
+
+
+class OperationFailed(OperationError):
+    """The operation raised, or what it returned cannot be used. `accepted` are turns that it had queued by then."""
+
+    code = "operation_failed"
+
+    def __init__(self, operation: str, plugin: str, why: str, accepted: tuple[str, ...] = ()) -> None:
+        self.accepted = accepted
+        super().__init__(operation, plugin, f"{why}; queued before: {', '.join(accepted)}" if accepted else why)
+
+
+class Unavailable(PerdureError):
+    """This session, or this version, cannot do that."""
+
+    code = "unavailable"
+
+
+class MissingExtra(Unavailable, ImportError):
+    """A package that this part of Perdure needs is not installed. It is an ImportError too."""
+
+    code = "missing_extra"
+
+    def __init__(self, what: str, package: str) -> None:
+        self.package = package
+        super().__init__(f"{what} needs {package}, which is not installed: pip install {package}")
+
+
+class CodeUnavailable(Unavailable):
+    code = "code_unavailable"
+
+    def __init__(self) -> None:
+        super().__init__("code execution is not available in this session")
+
+
+class CodeRuntimeExited(Unavailable):
+    code = "code_runtime_exited"
+
+    def __init__(self) -> None:
+        super().__init__("code execution runtime exited unexpectedly")
+
+
+class DumpRefused(Unavailable):
+    """A saved state of an interpreter is not loaded. What it held comes back by running its cells again."""
+
+    code = "dump_refused"
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        super().__init__(f"the saved state of the code is not loaded: {reason}")
+
+
+class LiveEventsUnavailable(Unavailable):
+    """The events of a worker cannot be read from it here: its turns are told from the store, after a gap.
+
+    `gone`: nothing listens on its socket, which is what a dead worker leaves behind.
+    """
+
+    code = "live_events_unavailable"
+
+    def __init__(self, worker_id: str, why: str, *, gone: bool = False) -> None:
+        self.worker_id, self.why, self.gone = worker_id, why, gone
+        super().__init__(f"live events of worker {worker_id} cannot be read here: {why}")
+
+
+class CommandsUnavailable(Unavailable):
+    """Commands cannot be run, or their output cannot be read, here."""
+
+    code = "commands_unavailable"
+
+
+class McpUnavailable(Unavailable):
+    """An MCP server cannot be asked now; nothing was sent to it. `runtime.mcp.status()` tells of all of them."""
+
+    code = "mcp_unavailable"
+
+    def __init__(self, server: str, why: str) -> None:
+        self.server, self.why = server, why
+        super().__init__(f"MCP server {server!r} cannot be asked now: {why}")
+
+
+class SearchUnavailable(Unavailable):
+    """The text of sessions cannot be searched here."""
+
+    code = "search_unavailable"
+    hint = ": Runtime(search=True) makes an index of a store in a file, or in memory"
+
+    def __init__(self, why: str) -> None:
+        self.why = why
+        super().__init__(why)
+
+
+class InputFilterMissing(Unavailable):
+    """What is said to this agent passes filters before it is stored, and this Runtime has none. Nothing was written."""
+
+    code = "input_filter_missing"
+    hint = ": give this Runtime the agent, or its filters, Runtime(input_filters={…})"
+
+    def __init__(self, agent: str, session_id: str) -> None:
+        self.agent, self.session_id = agent, session_id
+        super().__init__(
+            f"inputs of agent {agent!r} pass filters before they are stored, and this Runtime has none of them"
+        )
+
+
+class ProviderUnavailable(Unavailable):
+    """The session's agent is not part of this Runtime, so that its model cannot be asked here."""
+
+    code = "provider_unavailable"
+
+    def __init__(self, agent: str, session_id: str) -> None:
+        self.agent, self.session_id = agent, session_id
+        super().__init__(f"agent {agent!r} is not part of this Runtime, which session {session_id!r} belongs to")
+
+
+class ProviderError(PerdureError):
+    """A model call failed. Providers raise it; the engine retries it when `retryable`.
+
+    `unseen`: the model was asked, and what became of that is not known. Its cost is unknown then, and not zero, as that
+    of an answer which broke off.
+    """
+
+    code = "provider_error"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        retryable: bool = False,
+        after: float | None = None,
+        code: str | None = None,
+        unseen: bool = False,
+    ) -> None:
+        self.retryable, self.after, self.unseen = retryable, after, unseen
+        if code is not None:
+            self.code = code
+        super().__init__(message)
+
+
+class NotPrepared(PerdureError):
+    """A function that is called before every run raised, or returned what cannot be used.
+
+    A turn with no record ends as `Failed(code, …)`. A turn with records and a process are set aside with this as the
+    reason: they go on where they were, once the function is mended and they are resumed.
+    """
+
+    code = "not_prepared"
+    what = "function"
+
+    def __init__(self, reason: str, session_id: str = "") -> None:
+        self.reason, self.session_id = reason, session_id
+        super().__init__(f"the {self.what} failed for this run: {reason}")
+
+
+class DepsFailed(NotPrepared):
+    """The function that makes `ctx.deps` made no objects."""
+
+    code = "deps_failed"
+    what = "deps function"
+
+
+class InstructionsFailed(NotPrepared):
+    """The function that writes an agent's instructions gave no text."""
+
+    code = "instructions_failed"
+    what = "instructions function"
+
+
+class ScriptExhausted(PerdureError):
+    """A scripted model ran dry, or was left with answers that were not asked for."""
+
+    code = "script_exhausted"
+
+
+class InternalError(PerdureError):
+    """An impossible state: this is a bug in Perdure, please report it with the message."""
+
+    code = "internal_error"
+
+
+class ToolError(Exception):
+    """Raised by a tool to tell the model what went wrong. Ends the call as failed; never retried."""
+
+    def __init__(self, message: str = "", *, code: str = "tool_error", data: Any = None) -> None:
+        self.message, self.code, self.data = message, code, data
+        super().__init__(message)
+
+
+class Retry(ToolError):
+    """Raised by a tool that failed *before* any effect, so that running it again is safe."""
+
+    def __init__(self, message: str = "", *, after: float | None = None, code: str = "retry", data: Any = None) -> None:
+        self.after = after
+        super().__init__(message or "the tool asked for another attempt", code=code, data=data)

@@ -1,0 +1,75 @@
+"""Plugins: what shapes every session of an agent without touching the runtime.
+
+What a plugin is written with: `Plugin`, what its hooks are told, and the decorators of its operations. What it answers
+with is in `perdure.model.plugin`.
+"""
+
+from perdure.plugins.hooks import (
+    CatalogContext,
+    CheckpointContext,
+    CompactContext,
+    FilterContext,
+    HookContext,
+    InputContext,
+    Plugin,
+    PromptContext,
+    SessionConfig,
+    SessionContext,
+    SnapshotReader,
+    SnapshotWriter,
+    StopStream,
+    StreamContext,
+    ToolCallContext,
+    ToolEndContext,
+    TurnContext,
+    TurnEndContext,
+    ViewContext,
+)
+from perdure.plugins.operations import (
+    CommandContext,
+    OperationContext,
+    OperationDefinition,
+    OperationOutcome,
+    QueryContext,
+    QueueTurn,
+    Result,
+    TaskContext,
+    command,
+    query,
+    task,
+)
+from perdure.plugins.registry import discover
+
+__all__ = [
+    "CatalogContext",
+    "CheckpointContext",
+    "CommandContext",
+    "CompactContext",
+    "FilterContext",
+    "HookContext",
+    "InputContext",
+    "OperationContext",
+    "OperationDefinition",
+    "OperationOutcome",
+    "Plugin",
+    "PromptContext",
+    "QueryContext",
+    "QueueTurn",
+    "Result",
+    "SessionConfig",
+    "SessionContext",
+    "SnapshotReader",
+    "SnapshotWriter",
+    "StopStream",
+    "StreamContext",
+    "TaskContext",
+    "ToolCallContext",
+    "ToolEndContext",
+    "TurnContext",
+    "TurnEndContext",
+    "ViewContext",
+    "command",
+    "discover",
+    "query",
+    "task",
+]

@@ -1,0 +1,252 @@
+"""Work on a whole store: its copies, how one is told from its original, and giving all free pages back at once.
+
+A Runtime that goes on with a copy while the original lives does everything a second time, under the same idempotency
+keys. So a copy is *held*: it reads and accepts, and nothing in it can be claimed, until a person says by `restore` that
+it is to go on. Then it gets an id of its own. A copy is recognised by its mark, which `back_up` puts into it and which
+is put into a database that is opened without its lock file (`database.WriterFile`). A whole folder copied with its lock
+file cannot be told from its original.
+
+    back_up    snapshot → database and mark in a folder of its own → blobs → the database gets its name
+    restore    under the lock: the new id and no mark, in one transaction → the note in the lock file
+
+Killed anywhere, `back_up` leaves no database under the copy's name, and `restore` a copy that is held still or one that
+is restored. Between its transaction and its note a restored copy is refused, or held, as it was before; restored again
+it only gets one more id: nothing can have started under the first.
+
+`compact` writes a database anew, while no Runtime has it open. It is one transaction of SQLite's, so that a process
+killed in it leaves the file as it was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import shutil
+import sqlite3
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from perdure.errors import BlobMissing, InvalidInput, StoreDamaged, StoreInUse, StoreUnavailable
+from perdure.ports.store import Tell
+from perdure.stores.blobs import FileBlobs
+from perdure.stores.files import PRIVATE, access_of, make_parents, open_file, sync_folder
+from perdure.stores.os_process import new_store_id
+from perdure.stores.sqlite.database import BACKUP, COPY, ID, connect, is_referred_to, marks, migrate, put_mark, reading
+from perdure.stores.sqlite.locks import LockFile, LockNote, locked_files
+
+R = TypeVar("R")
+
+PAGES_AT_ONCE = 1024
+TRIES = 5
+"""Snapshots to try when blobs of one are swept before they are copied: their sessions were deleted meanwhile."""
+STEPS_BETWEEN_LOOKS: int = 100_000
+"""Steps of SQLite's machine between two looks at whether the caller still waits."""
+
+
+# ---------------------------------------------------------------------- making one
+
+
+def back_up(path: Path, blobs: FileBlobs, to: Path, tell: Tell) -> None:
+    """Copy a store that may be in use. `to` is there, whole and marked, when this returns, and not before."""
+    for taken in (to, *(Path(f"{to}{suffix}") for suffix in ("-wal", "-shm", "-lock"))):
+        if os.path.lexists(taken):
+            raise InvalidInput(f"{taken} exists already, and nothing is overwritten: give the copy another name")
+    try:
+        make_parents(to.parent)
+        _remove_leftovers(to)
+        for _ in range(TRIES):
+            if _copied(path, blobs, to, tell):
+                return
+    except OSError as error:
+        raise StoreUnavailable(f"cannot write a copy to {to}: {error.strerror or error}") from None
+    raise StoreUnavailable(f"sessions of {path} are deleted faster than it can be copied: try again later")
+
+
+def _copied(path: Path, blobs: FileBlobs, to: Path, tell: Tell) -> bool:
+    """Copy one snapshot; False when blobs of it are gone, because nothing refers to them any more."""
+    folder = Path(tempfile.mkdtemp(prefix=f".{to.name}.", suffix=".partial", dir=to.parent))
+    held = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX)  # while it is locked, its maker lives
+        copy = folder / "copy.db"
+        with contextlib.closing(connect(path)) as source, reading(path):
+            source.execute("BEGIN")
+            pages, digests = _size(source), [r[0] for r in source.execute("SELECT DISTINCT digest FROM blobs")]
+            whole = pages + sum(_blob_size(blobs, digest) for digest in digests)
+            _copy_database(source, copy, lambda left, all_: tell(pages * (all_ - left) // max(all_, 1), whole))
+            source.execute("ROLLBACK")
+        done, target = pages, FileBlobs(Path(f"{to}-blobs"))
+        for digest in digests:
+            try:
+                data = blobs.read(digest)
+            except BlobMissing:
+                _check_swept(path, digest)
+                return False
+            target.write(data)
+            done += len(data)
+            tell(done, max(done, whole))
+        _publish(copy, to)
+        return True
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(held)
+
+
+def _blob_size(blobs: FileBlobs, digest: str) -> int:
+    try:
+        return blobs.path(digest).stat().st_size
+    except (OSError, BlobMissing):
+        return 0  # judged when it is read
+
+
+def _copy_database(source: sqlite3.Connection, copy: Path, tell: Tell) -> None:
+    """The snapshot that `source` reads, and the mark, as one file that needs no other."""
+    os.close(open_file(copy, os.O_RDWR, PRIVATE))
+    with contextlib.closing(sqlite3.connect(copy, isolation_level=None)) as target:
+        source.backup(target, pages=PAGES_AT_ONCE, progress=lambda _, left, all_: tell(left, all_), sleep=0)
+    with contextlib.closing(sqlite3.connect(copy, isolation_level=None)) as target:
+        target.execute("PRAGMA journal_mode = DELETE")
+        target.execute("BEGIN")
+        put_mark(target, COPY, BACKUP)
+        target.execute("COMMIT")
+
+
+def _check_swept(path: Path, digest: str) -> None:
+    """Refuse to copy a store that refers to a blob which it lacks: the copy would look whole."""
+    with contextlib.closing(connect(path)) as connection, reading(path):
+        if is_referred_to(connection, digest):
+            raise StoreDamaged(str(path), f"the blob {digest} is missing")
+
+
+def _publish(copy: Path, to: Path) -> None:
+    """Give the copy its name, unless something has that by now."""
+    descriptor = open_file(copy, os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    try:
+        os.link(copy, to)
+    except FileExistsError:
+        raise InvalidInput(f"{to} exists already, and nothing is overwritten: give the copy another name") from None
+    except OSError:  # a file system without hard links
+        if os.path.lexists(to):
+            raise
+        copy.rename(to)
+    sync_folder(to.parent)
+
+
+def _remove_leftovers(to: Path) -> None:
+    """Remove what killed copies to the same name have left: their folders are not locked any more."""
+    for folder in to.parent.glob(f".{to.name}.*.partial"):
+        if folder.is_symlink():
+            continue
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            continue
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+        finally:
+            os.close(descriptor)
+
+
+# ---------------------------------------------------------------------- going on with one
+
+
+def restore(path: Path) -> str:
+    """Give a store a new id and take the mark of a copy off it. Returns the id.
+
+    A store that is held may be open elsewhere, where it is noticed; any other one may not: what has started there goes
+    by the id that it had.
+    """
+    if not path.exists():
+        raise InvalidInput(f"there is no store at {path}")
+    lock = LockFile(Path(f"{path}-lock"), access_of(path))
+    try:
+        lock.hold()
+        with contextlib.closing(connect(path)) as connection, reading(path):
+            migrate(connection, path)
+            if COPY not in marks(connection, path) and not lock.blank:
+                refuse_if_open(path)
+            own = new_store_id()
+            connection.execute("BEGIN IMMEDIATE")
+            put_mark(connection, ID, own.encode())
+            connection.execute("DELETE FROM meta WHERE key IN (?, ?)", (COPY, f"{COPY}_crc"))
+            tip = connection.execute("UPDATE tip SET count = count + 1 RETURNING count").fetchone()[0]
+            connection.execute("COMMIT")
+            lock.note_first(LockNote(lock.noted().writes + 1, tip))
+    finally:
+        lock.close()
+    return own
+
+
+def refuse_if_open(path: Path) -> None:
+    """Raise StoreInUse while a Runtime has the store open."""
+    workers = locked_files(Path(f"{path}-workers"))
+    if workers:
+        raise StoreInUse(str(path), workers)
+
+
+# ---------------------------------------------------------------------- writing a store anew
+
+
+def compact(path: Path, tell: Tell, steps: int = STEPS_BETWEEN_LOOKS) -> tuple[int, int]:
+    """Write a database anew without free pages, so that it gives them back by itself from then on. Returns its size in
+    bytes before and after. Refused while a Runtime has it open."""
+    if not path.exists():
+        raise InvalidInput(f"there is no store at {path}")
+    lock = LockFile(Path(f"{path}-lock"), access_of(path))
+    try:
+        lock.hold()
+        refuse_if_open(path)
+        with contextlib.closing(connect(path)) as connection, reading(path):
+            migrate(connection, path)
+            before = _size(connection)
+            connection.set_progress_handler(lambda: tell(0, before), steps)
+            connection.execute("VACUUM")
+            connection.set_progress_handler(None, 0)
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            after = _size(connection)
+            tell(after, after)
+            return before, after
+    finally:
+        lock.close()
+
+
+def _size(connection: sqlite3.Connection) -> int:
+    pages, size = (connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size"))
+    return int(pages * size)
+
+
+# ---------------------------------------------------------------------- long work on a thread
+
+
+class _Stopped(Exception):
+    """The caller of a long work does not wait for it any more."""
+
+
+async def on_thread(work: Callable[[Tell], R], tell: Tell) -> R:
+    """Do long work on a thread and tell on the event loop how far it is. Cancelled, it is stopped and cleaned up."""
+    loop, stop = asyncio.get_running_loop(), threading.Event()
+
+    def advance(done: int, whole: int) -> None:
+        if stop.is_set():
+            raise _Stopped
+        loop.call_soon_threadsafe(tell, done, whole)
+
+    working = loop.run_in_executor(None, work, advance)
+    try:
+        return await asyncio.shield(working)
+    except asyncio.CancelledError:
+        stop.set()
+        await asyncio.wait({working})
+        if not working.cancelled():
+            working.exception()  # looked at, so that asyncio does not complain
+        raise
