@@ -61,6 +61,7 @@
     │   ├── StoreTooNew         written by a newer Perdure
     │   ├── StoreUnavailable    disk full, locked or read-only: retry when repaired
     │   ├── StoreInUse          a Runtime has it open that must be left first
+    │   ├── StoreMoved          it still lies in the folder of the project's old name
     │   ├── StoreInherited      a forked child used its parent's store
     │   └── BlobMissing         a referenced blob is gone; put it again
     ├── RuntimeClosed         the Runtime was left
@@ -748,6 +749,29 @@ class StoreInUse(StoreError):
         super().__init__(f"{path} is open in {len(self.workers)} Runtimes ({who}): stop them, and try again")
 
 
+class StoreMoved(StoreError):
+    """A store lies in `.mainstay`, the folder of the project's old name. Nothing was moved and no new store was made.
+
+    `workers` and `commands` are the Runtimes and OS commands that still use it.
+    """
+
+    code = "store_moved"
+
+    def __init__(self, path: str, old: str, move: str, workers: Sequence[str], commands: Sequence[str]) -> None:
+        self.path, self.old, self.move = path, old, move
+        self.workers, self.commands = tuple(workers), tuple(commands)
+        users = [
+            f"{what} ({', '.join(ids[:5])}{', …' if len(ids) > 5 else ''})"
+            for ids, what in ((self.workers, "workers"), (self.commands, "commands"))
+            if ids
+        ]
+        stop = f"{' and '.join(users)} still use it: stop them, then run" if users else "nothing uses it: run"
+        super().__init__(
+            f"there is no store at {path}, but {old} has one from before the project was renamed to Perdure; {stop} "
+            f"`{move}`"
+        )
+
+
 class StoreInherited(StoreError):
     """A forked child used its parent's store."""
 
@@ -885,9 +909,11 @@ class MissingExtra(Unavailable, ImportError):
 
     code = "missing_extra"
 
-    def __init__(self, what: str, package: str) -> None:
-        self.package = package
-        super().__init__(f"{what} needs {package}, which is not installed: pip install {package}")
+    def __init__(self, what: str, extra: str) -> None:
+        self.extra = extra
+        super().__init__(
+            f"{what} needs packages that are not installed: run `pip install -e '.[{extra}]'` in Perdure's folder"
+        )
 
 
 class CodeUnavailable(Unavailable):

@@ -55,7 +55,7 @@ from perdure.ports.code import Executor
 from perdure.ports.host import Clock, Random
 from perdure.ports.provider import Prices
 from perdure.ports.services import TraceSink
-from perdure.ports.store import OnDisk, Store, WorkerSockets
+from perdure.ports.store import STORE_FOLDER, OnDisk, Store, WorkerSockets
 from perdure.processes.command import in_foreground, owner_of, prepared
 from perdure.processes.function.engine import FunctionEngine, Process, by_definition
 from perdure.processes.handle import CancelPolicy, ProcessCall, ProcessHandle, ProcessPolicy, Startable
@@ -102,7 +102,7 @@ if TYPE_CHECKING:  # importing Perdure must not import all of it
 
 log = logging.getLogger("perdure.runtime")
 
-DEFAULT_STORE = ".perdure/runtime.db"
+DEFAULT_STORE = f"{STORE_FOLDER}/runtime.db"
 GRACE = 5.0
 
 

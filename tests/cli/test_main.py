@@ -65,7 +65,8 @@ def test_without_the_extra_it_says_in_one_line_what_to_install(missing: str) -> 
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
 
     assert ended.returncode == 2
-    assert ended.stderr == f"perdure: the command line needs {missing}: pip install 'perdure[cli]'\n"
+    install = "run `pip install -e '.[cli]'` in Perdure's folder"
+    assert ended.stderr == f"perdure: the command line needs {missing}: {install}\n"
 
 
 @pytest.mark.parametrize(

@@ -238,7 +238,9 @@ from perdure.errors import MissingExtra
 try:
     import perdure.codemode.monty
 except MissingExtra as error:
-    assert str(error) == "code mode needs perdure[code], which is not installed: pip install perdure[code]", error
+    assert str(error) == (
+        "code mode needs packages that are not installed: run `pip install -e '.[code]'` in Perdure's folder"
+    ), error
 else:
     sys.exit("imported")
 """

@@ -80,7 +80,7 @@ def test_every_attack_succeeds_without_a_sandbox() -> None:
     attacks = examine("none").attacks
 
     assert [name for name, refused in attacks.items() if refused] == []
-    assert len(set(attacks) - set(POSSIBLE)) == 34
+    assert len(set(attacks) - set(POSSIBLE)) == 35
 
 
 @pytest.mark.parametrize("name", POSSIBLE)
@@ -486,14 +486,37 @@ async def test_python_finds_this_package_wherever_it_is_installed(runtime: Runti
     assert (await handle.result()).exit_code == 0
 
 
-@pytest.mark.parametrize("name", [b".perdure", b"config"])
+@pytest.mark.parametrize("name", [b".perdure", b".mainstay", b"config"])
 def test_what_another_command_has_made_to_mount_over_does_for_this_one(tmp_path: Path, name: bytes) -> None:
     path = os.fsencode(tmp_path) + b"/" + name
     confine.make_empty(path)
 
     confine.make_empty(path)
 
-    assert os.path.isdir(path) == (name == b".perdure")
+    assert os.path.isdir(path) == (name != b"config")
+
+
+@pytest.mark.parametrize("name", [b"perdure-7", b"mainstay-7"])
+def test_groups_that_a_killed_shim_left_are_removed_under_either_name(tmp_path: Path, name: bytes) -> None:
+    (tmp_path / os.fsdecode(name)).mkdir()
+    confined = confine.Confined([b"pids " + os.fsencode(tmp_path), b"processes 3"], b"")
+
+    with pytest.raises(FileExistsError):  # a plain folder has no `pids.max`, so it is tried again
+        confined.limit_processes(8)
+
+    assert os.listdir(tmp_path) == ["perdure-8"]
+
+
+def test_the_folder_of_a_store_is_hidden_under_the_old_name_where_it_is_there(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    before = Workspace(root).confinement(None)
+    (root / ".mainstay").mkdir()
+
+    after = Workspace(root).confinement(None)
+
+    assert before.hide == (f"{root}/.perdure",)
+    assert after.hide == (f"{root}/.perdure", f"{root}/.mainstay")
 
 
 async def test_self_test_is_not_run_on_the_event_loop(runtime: Runtime, tmp_path: Path) -> None:

@@ -151,6 +151,16 @@ async def test_a_row_leads_to_no_socket_that_a_worker_would_not_make(short: Plac
             worker.store.find_socket(replace(row, offers=Offers(socket=name)))
 
 
+@pytest.mark.parametrize("name", ["perdure-abcd1234", "mainstay-abcd1234"])
+async def test_a_private_folder_of_a_worker_before_or_after_the_rename_is_known(short: Place, name: str) -> None:
+    async with short.runtime(echo()) as worker:
+        row, _ = await listening(worker)
+        assert isinstance(worker.store, SqliteStore)
+        with pytest.raises(LiveEventsUnavailable, match="No such file") as missing:
+            worker.store.find_socket(replace(row, offers=Offers(socket=f"/tmp/{name}/live.sock")))
+        assert missing.value.gone
+
+
 async def test_a_file_or_link_in_the_place_of_a_socket_is_refused(short: Place) -> None:
     async with short.runtime(echo()) as worker:
         row, where = await listening(worker)

@@ -233,7 +233,7 @@ def test_bundled_table_is_read_as_it_was_installed() -> None:
 
 def test_bundled_table_that_is_not_installed_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "genai_prices", None)
-    with pytest.raises(MissingExtra, match=r"pip install perdure\[prices\]"):
+    with pytest.raises(MissingExtra, match=r"pip install -e '\.\[prices\]'"):
         checked("genai-prices")
 
 

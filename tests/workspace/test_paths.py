@@ -99,6 +99,7 @@ OFF_LIMITS: dict[str, Callable[[Path], str]] = {
     "a job of a command": file_at("agent.db-jobs/x/stdout"),
     "the store behind a link": made(lambda root: file_at("agent.db")(root) + link("agent.db")(root), "way"),
     "the folder of another store": file_at(".perdure/runtime.db"),
+    "the folder of a store before the rename": file_at(".mainstay/runtime.db"),
 }
 READING: dict[str, dict[str, Any]] = {
     "read_file": {},
@@ -155,7 +156,8 @@ async def test_git_and_the_store_are_off_limits(work: Path, way: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", [".git", ".git/config", ".git/hooks/pre-push", "agent.db", "agent.db-blobs/ab/c", ".perdure/x"]
+    "path",
+    [".git", ".git/config", ".git/hooks/pre-push", "agent.db", "agent.db-blobs/ab/c", ".perdure/x", ".mainstay/x"],
 )
 async def test_what_is_off_limits_cannot_be_made_either(work: Path, path: str) -> None:
     code = await refused(Workspace([work]).tools(), "write_file", str(work / "agent.db"), path=path, content="x")
@@ -268,7 +270,7 @@ async def test_the_rest_of_git_can_be_read_and_not_changed(work: Path) -> None:
 
 
 async def test_what_is_off_limits_is_not_listed_or_searched(work: Path) -> None:
-    for path in ("agent.db", "agent.db-wal", ".perdure/x", ".git/config"):
+    for path in ("agent.db", "agent.db-wal", ".perdure/x", ".mainstay/x", ".git/config"):
         file_at(path)(work)
     tools, store = Workspace([work]).tools(), str(work / "agent.db")
 

@@ -580,6 +580,8 @@ ask   outside_workspace              cat .git/config
 ask   outside_workspace              cat sub/.git/hooks/x
 ask   outside_workspace              cat .GIT/CONFIG
 ask   outside_workspace              cat .perdure/x
+ask   outside_workspace              cat .mainstay/x
+ask   outside_workspace              cat .main*/x
 ask   outside_workspace              cd
 ask   outside_workspace,write        echo x > /tmp/y
 ask   outside_workspace,write        echo x > ../y
@@ -588,6 +590,7 @@ ask   outside_workspace,write        cp x .git/config
 ask   outside_workspace,write        ls | tee /etc/x
 ask   outside_workspace,write        echo x > ~/.bashrc
 ask   outside_workspace,write        touch .perdure/y
+ask   outside_workspace,write        touch .mainstay/y
 ask   outside_workspace,unknown      pytest /other
 ask   outside_workspace,unknown      git -C / status
 

@@ -13,7 +13,10 @@ def main() -> None:
     """Run the command line, or say in one line what it lacks."""
     missing = [name for name in ("typer", "rich") if find_spec(name) is None]
     if missing:
-        sys.stderr.write(f"perdure: the command line needs {' and '.join(missing)}: pip install 'perdure[cli]'\n")
+        needed = " and ".join(missing)
+        sys.stderr.write(
+            f"perdure: the command line needs {needed}: run `pip install -e '.[cli]'` in Perdure's folder\n"
+        )
         raise SystemExit(2)
     from perdure.cli.app import app
 

@@ -134,6 +134,9 @@ def existing(store: str | None) -> str:
     if where in ("memory", ":memory:"):
         raise Refusal("a store in memory ends with its process: there is nothing to look at from here")
     if not is_there(where):
+        from perdure.stores.sqlite.maintenance import refuse_moved
+
+        refuse_moved(Path(file_path(where)))
         raise Refusal(
             f"there is no store at {where}: name one with --store or PERDURE_STORE, "
             "or go to the folder where the runtime runs"

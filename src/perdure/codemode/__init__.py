@@ -17,4 +17,4 @@ from perdure.tools.run_code import run_code as run_code
 def require_monty() -> None:
     """Refuse code mode where its sandbox is not installed. Looks for the package without importing it."""
     if find_spec("pydantic_monty") is None:
-        raise MissingExtra("code mode", "perdure[code]")
+        raise MissingExtra("code mode", "code")

@@ -41,7 +41,7 @@ from perdure.tools.invoke import Threads
 try:
     import pydantic_monty as monty
 except ImportError:  # the classes below are refused before they are used
-    raise MissingExtra("code mode", "perdure[code]") from None
+    raise MissingExtra("code mode", "code") from None
 
 NAME: Final = "monty"
 PARK_AFTER = 0.1

@@ -62,7 +62,7 @@ try:
     import pydantic_monty as monty
     from pydantic_monty._binary import find_monty_binary
 except ImportError:  # the classes below are refused before they are used
-    raise MissingExtra("code mode", "perdure[code]") from None
+    raise MissingExtra("code mode", "code") from None
 
 VERSION: str = monty.__version__
 POLICY = "1: clock and sleep from the host, random numbers from the seed, no files, no environment"

@@ -60,7 +60,7 @@ PROBE = "perdure-probe-"
 EXAMINE_SECONDS = 60.0
 REFUSED_SECONDS = 30.0
 """For how long a sandbox that failed its self-test is not tried again: it may have been a lack of memory."""
-ALONE = frozenset({"store in a root"})
+ALONE = frozenset({"store in a root", "old store in a root"})
 """Attacks that Landlock alone does not stop: whoever asks for that is refused."""
 WORKS = {"landlock": ("reading", "temporary files")}
 WORKS_IN_ALL = ("reading", "temporary files", "changing")

@@ -20,4 +20,4 @@ __all__ = ["Elicitation", "McpServer", "Sampling", "read_mcp_json", "require_mcp
 def require_mcp() -> None:
     """Refuse MCP servers where the SDK is not installed. Looks for the package without importing it."""
     if find_spec("mcp") is None:
-        raise MissingExtra("an MCP server", "perdure[mcp]")
+        raise MissingExtra("an MCP server", "mcp")

@@ -18,6 +18,11 @@ from perdure.model.session import Deaths, Dump, InboxRow, SessionRow, WaitRow, W
 from perdure.model.spending import UsageFilter, UsageRow
 from perdure.model.write import ProcessFilter, SessionFilter, StoreFacts, Write
 
+STORE_FOLDER = ".perdure"
+"""The folder of default stores."""
+OLD_STORE_FOLDER = ".mainstay"
+"""The same before the project was renamed: it is protected like the new one, and a store in it is never ignored."""
+
 R = TypeVar("R")
 
 Tell: TypeAlias = Callable[[int, int], None]

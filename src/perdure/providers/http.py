@@ -46,7 +46,7 @@ try:
 
     from perdure.providers.transport import AsyncioTransport
 except ImportError:  # the class below is refused before it is used
-    raise MissingExtra("a model over HTTP", "perdure[http]") from None
+    raise MissingExtra("a model over HTTP", "http") from None
 
 Key: TypeAlias = str | Callable[[], str | Awaitable[str]]
 """A key, or a function that gives it for every request: keys expire and are rotated."""

@@ -47,7 +47,7 @@ class BundledPrices:
         try:
             package = importlib.import_module("genai_prices")  # an extra, and slow to import
         except ImportError:
-            raise MissingExtra("its table of prices", "perdure[prices]") from None
+            raise MissingExtra("its table of prices", "prices") from None
         self._counted, self._calculate = package.Usage, package.calc_price
         self._known: dict[str, Price | None] = {}
 

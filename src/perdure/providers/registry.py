@@ -168,7 +168,7 @@ def check(model: object) -> None:
         )
     if name in SERVICES:
         if importlib.util.find_spec("httpx2") is None:
-            raise MissingExtra(f"the model {quoted(model)}", "perdure[http]")
+            raise MissingExtra(f"the model {quoted(model)}", "http")
     elif _entry_point(name) is None:
         known = ", ".join(SERVICES)
         raise InvalidDefinition(
@@ -200,7 +200,9 @@ def provider(
             "gives Credentials)"
         )
     if http2 and importlib.util.find_spec("h2") is None:
-        raise InvalidDefinition("http2=True needs one more package: pip install 'perdure[http2]'")
+        raise InvalidDefinition(
+            "http2=True needs one more package: run `pip install -e '.[http2]'` in Perdure's folder"
+        )
     name, _, which = model.partition(":")
     found = _entry_point(name) if name not in SERVICES else None
     if found is not None:

@@ -55,7 +55,7 @@ try:
     from mcp_types import INVALID_PARAMS
     from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 except ModuleNotFoundError:
-    raise MissingExtra("a server for MCP", "perdure[mcp]") from None
+    raise MissingExtra("a server for MCP", "mcp") from None
 
 SCHEME = "perdure://sessions/"
 PAGE = 100

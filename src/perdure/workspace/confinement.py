@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from perdure.errors import SandboxUnavailable
 from perdure.model.sandbox import Confinement, folder_of_store
-from perdure.workspace.paths import OLD_STORE_FOLDER, STORE_FOLDER
+from perdure.ports.store import OLD_STORE_FOLDER, STORE_FOLDER
 
 GIT = ".git"
 GIT_PRIVATE = ("config", "config.worktree", "hooks", "modules")

@@ -37,6 +37,7 @@ from collections.abc import Generator, Iterable, Sequence
 from typing import NamedTuple
 
 from perdure.errors import InvalidDefinition, ToolError, quoted
+from perdure.ports.store import OLD_STORE_FOLDER, STORE_FOLDER
 
 MAX_LINKS = 40
 """As the kernel: a path with more links is a loop."""
@@ -52,8 +53,6 @@ PSEUDO = ("/proc", "/sys", "/dev")
 GIT = re.compile(r"\.git|git~\d+")
 GIT_PRIVATE = frozenset({"config", "config.worktree", "hooks"})
 GIT_FOLDER = ".git"
-STORE_FOLDER, OLD_STORE_FOLDER = ".perdure", ".mainstay"
-"""Folders of default stores. The old one is that of versions before the project was renamed."""
 
 CODES = {
     errno.ENOENT: ("not_found", "there is no such file or folder"),

@@ -21,8 +21,9 @@ from fnmatch import fnmatchcase
 from typing import TypeAlias
 
 from perdure.errors import ToolError
+from perdure.ports.store import OLD_STORE_FOLDER, STORE_FOLDER
 from perdure.workspace.invocations import INTERPRETERS, SHELLS, Invocation, env_assigned, family, xargs_own
-from perdure.workspace.paths import GIT_FOLDER, GIT_PRIVATE, OLD_STORE_FOLDER, STORE_FOLDER, Paths
+from perdure.workspace.paths import GIT_FOLDER, GIT_PRIVATE, Paths
 from perdure.workspace.programs import (
     BECOMING,
     CHANGING_THE_SHELL,

@@ -101,10 +101,10 @@ def _identity(descriptor: int) -> tuple[int, int]:
     return found.st_dev, found.st_ino
 
 
-def locked_files(folder: Path) -> list[str]:
-    """The names of files in a folder that some process holds a lock on."""
+def locked_files(folder: Path, pattern: str = "*") -> list[Path]:
+    """Return the files of a folder that match the pattern and that some process holds a lock on."""
     found = []
-    for file in sorted(folder.glob("*")) if folder.is_dir() else ():
+    for file in sorted(folder.glob(pattern)) if folder.is_dir() else ():
         try:
             descriptor = open_file(file, os.O_RDWR)
         except OSError:
@@ -112,7 +112,7 @@ def locked_files(folder: Path) -> list[str]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
-            found.append(file.name)
+            found.append(file)
         finally:
             os.close(descriptor)
     return found

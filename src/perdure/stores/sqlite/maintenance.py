@@ -23,6 +23,7 @@ import asyncio
 import contextlib
 import fcntl
 import os
+import shlex
 import shutil
 import sqlite3
 import tempfile
@@ -31,13 +32,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from perdure.errors import BlobMissing, InvalidInput, StoreDamaged, StoreInUse, StoreUnavailable
-from perdure.ports.store import Tell
+from perdure.errors import BlobMissing, InvalidInput, StoreDamaged, StoreInUse, StoreMoved, StoreUnavailable
+from perdure.ports.store import OLD_STORE_FOLDER, STORE_FOLDER, Tell
 from perdure.stores.blobs import FileBlobs
 from perdure.stores.files import PRIVATE, access_of, make_parents, open_file, sync_folder
 from perdure.stores.os_process import new_store_id
 from perdure.stores.sqlite.database import BACKUP, COPY, ID, connect, is_referred_to, marks, migrate, put_mark, reading
-from perdure.stores.sqlite.locks import LockFile, LockNote, locked_files
+from perdure.stores.sqlite.locks import LockFile, LockNote, locked_files, workers_folder
 
 R = TypeVar("R")
 
@@ -189,9 +190,37 @@ def restore(path: Path) -> str:
 
 def refuse_if_open(path: Path) -> None:
     """Raise StoreInUse while a Runtime has the store open."""
-    workers = locked_files(Path(f"{path}-workers"))
+    workers = locked_files(workers_folder(path))
     if workers:
-        raise StoreInUse(str(path), workers)
+        raise StoreInUse(str(path), [file.name for file in workers])
+
+
+def refuse_moved(path: Path) -> None:
+    """Raise StoreMoved if a store would be made at `path` while the folder of the project's old name holds one.
+
+    An empty old folder holds none: sandboxes make one to mount over.
+    """
+    folder = path.parent
+    if folder.name != STORE_FOLDER or path.exists():
+        return
+    old = folder.with_name(OLD_STORE_FOLDER)
+    try:
+        if not os.listdir(old):
+            return
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    store = old / path.name
+    workers = [file.name for file in locked_files(workers_folder(store))]
+    commands = [file.parent.name for file in locked_files(Path(f"{store}-jobs"), "*/lock")]
+    found = sorted(old.iterdir()) if folder.exists() else [old]  # a sandbox may have made the new folder
+    move = shlex.join(["mv", *map(_from_here, found), _from_here(folder)])
+    raise StoreMoved(_from_here(path), _from_here(old), move, workers, commands)
+
+
+def _from_here(path: Path) -> str:
+    """Return a path as a user in the current folder would type it."""
+    here = Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
 # ---------------------------------------------------------------------- writing a store anew

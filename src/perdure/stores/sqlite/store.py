@@ -51,7 +51,7 @@ from perdure.stores.sqlite.database import (
 )
 from perdure.stores.sqlite.group_commit import LOOP_SYNC, Done, GroupWriter
 from perdure.stores.sqlite.locks import FileLease, LockFile, is_freed, workers_folder
-from perdure.stores.sqlite.maintenance import on_thread
+from perdure.stores.sqlite.maintenance import on_thread, refuse_moved
 from perdure.stores.sqlite.records import (
     bad_nodes,
     bad_rows,
@@ -100,6 +100,7 @@ class SqliteStore:
 
     async def open(self) -> None:
         self._pid = os_process.pid()
+        refuse_moved(self.path)
         self._file = await _whole(WriterFile, self.path, self.blobs)
         self._secret = self._file.secret
         try:
