@@ -26,7 +26,7 @@ OTHERS := 3.11 3.12 3.13 3.14
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: help setup demo lint types imports check quick test test-all test-again test-crash test-mcp test-wire test-commands test-code mutants soak fuzz cover bench bench-peers format clean \
+.PHONY: help setup demo lint types imports prose check quick test test-all test-again test-crash test-mcp test-wire test-commands test-code mutants soak fuzz cover bench bench-peers format clean \
         $(addprefix smoke-,$(OTHERS))
 
 help: ## Show this list
@@ -73,7 +73,10 @@ types: $(DEV) ## Types: mypy strict and ty
 imports: $(DEV) ## Layers, purity and cycles: import-linter
 	@$(BIN)/lint-imports --no-logo
 
-check: lint types imports ## All quick checks
+prose: $(DEV) ## Sentences to rewrite: no more of them than in tests/prose/counts.toml
+	@$(BIN)/python tests/prose/ratchet.py
+
+check: lint types imports prose ## All quick checks
 
 format: $(DEV) ## Format the code and apply the safe fixes
 	@$(BIN)/ruff check --fix
