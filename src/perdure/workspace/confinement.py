@@ -13,14 +13,14 @@ from perdure.ports.store import OLD_STORE_FOLDER, STORE_FOLDER
 
 GIT = ".git"
 GIT_PRIVATE = ("config", "config.worktree", "hooks", "modules")
-"""What names programs that git runs: for the repository, a worktree, and those inside of it."""
+"""Entries of a `.git` folder that name programs for git to run."""
 
 
 def with_paths(asked: Confinement, store: str | None) -> Confinement:
-    """What commands of a workspace may do, with all its paths. `store` is without links.
+    """Return the confinement of a workspace's commands with all its paths. `store` has no symbolic links.
 
-    Git's folder is read-only as a whole: next to its configuration, a file of other names in it (`commondir`) leads git
-    to another one. A host that accepts that keeps only the files that are there from being changed.
+    The whole `.git` folder is read-only, because other files than its configuration (`commondir`) can lead git to
+    another configuration. If the host accepts "git", only `GIT_PRIVATE` is protected.
     """
     roots = asked.write
     kept = GIT_PRIVATE if "git" in asked.accept else ("",)
@@ -42,9 +42,8 @@ def with_paths(asked: Confinement, store: str | None) -> Confinement:
 
 
 def own_python(roots: tuple[str, ...], may_change: bool) -> list[str]:
-    """Where this Python is, the environment that it runs in, and this package: in a root, too, unless the host accepts
-    that commands change there what it runs itself. The package lies elsewhere where it is installed in editable mode;
-    pytest, for one, loads its plugin."""
+    """Return the folders that commands need to run this Python: its base, its environment and this package, which lies
+    elsewhere if it is installed in editable mode. With `may_change`, folders in a root are left out."""
     package = os.path.dirname(os.path.dirname(__file__))
     folders = [os.path.realpath(folder) for folder in (sys.prefix, sys.base_prefix, package)]
     if any(f"{folders[-1]}/".startswith(f"{each}/") for each in folders[:-1]):

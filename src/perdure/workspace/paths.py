@@ -40,15 +40,15 @@ from perdure.errors import InvalidDefinition, ToolError, quoted
 from perdure.ports.store import OLD_STORE_FOLDER, STORE_FOLDER
 
 MAX_LINKS = 40
-"""As the kernel: a path with more links is a loop."""
+"""The limit of the kernel: a path with more links is a loop."""
 
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 PASSED = FOLDER | getattr(os, "O_PATH", 0)
-"""Of a folder on the way, where nothing but the next name is looked up."""
+"""Flags to open a folder on the way, in which only the next name is looked up."""
 FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 PSEUDO = ("/proc", "/sys", "/dev")
-"""What is there is no file: reading may tell secrets of this process, and writing acts on the machine."""
+"""Pseudo file systems: reading them can reveal secrets of this process, and writing acts on the machine."""
 
 GIT = re.compile(r"\.git|git~\d+")
 GIT_PRIVATE = frozenset({"config", "config.worktree", "hooks"})
@@ -72,7 +72,7 @@ CODES = {
 
 @contextlib.contextmanager
 def telling(path: str) -> Generator[None, None, None]:
-    """Errors of the operating system about a path as what a model is told."""
+    """Turn an OSError about a path into a ToolError for the model."""
     try:
         yield
     except OSError as error:
@@ -85,9 +85,9 @@ def _told(path: str, error: OSError) -> ToolError:
 
 
 class Location(NamedTuple):
-    """A name in an open folder. `names` lead there from `root`, without links; no name is the root itself.
+    """A name in an open folder. `names` lead there from `root` without links; empty names mean the root itself.
 
-    `folder` is -1 where folders on the way are missing.
+    `folder` is -1 if folders on the way are missing.
     """
 
     root: str
@@ -100,12 +100,12 @@ class Location(NamedTuple):
 
     @property
     def path(self) -> str:
-        """The path without links, to be kept and located again."""
+        """Return the absolute path without links. It can be stored and located again."""
         return "/".join((self.root, *self.names))
 
 
 class Paths:
-    """The roots of a workspace, and what is off limits in them. `kept`: folders in which nothing may be changed."""
+    """The roots of a workspace and the paths in them that are off limits. `kept`: folders that may be read only."""
 
     def __init__(
         self, roots: Sequence[str], hard_links: bool = False, store: str | None = None, kept: Sequence[str] = ()
@@ -122,23 +122,23 @@ class Paths:
                     self._store[root] = (below, _fold(base))
 
     def sparing(self, store: str | None) -> Paths:
-        """The same with a store that is off limits."""
+        """Return these paths with one more path off limits: the store's."""
         return self if store is None else Paths(self.roots, self.hard_links, store, self.kept)
 
     @property
     def stores(self) -> list[str]:
-        """Stores that are off limits, as absolute paths whose names below a root are in small letters."""
+        """Return the absolute paths of stores that are off limits. Names below a root are case-folded."""
         return ["/".join((root, *folder, base)) for root, (folder, base) in self._store.items()]
 
     def shown(self, place: Location) -> str:
-        """A path as a model writes it: below the first root, or from the top."""
+        """Return a path as a model writes it: relative to the first root, or absolute in another root."""
         return "/".join(place.names) or "." if place.root == self.roots[0] else place.path
 
     def covers(self, path: str) -> bool:
         return self.below(path) is not None
 
     def changeable(self, path: str) -> bool:
-        """Whether a tool or a command of the workspace may change what an absolute path leads to."""
+        """True if tools and commands of the workspace may change the target of an absolute path."""
         real = os.path.realpath(path)
         return self.covers(real) and not any(leads_into(real, each) for each in self.kept)
 
@@ -148,10 +148,10 @@ class Paths:
     def locate(
         self, path: str, *, change: bool = False, follow: bool = True, missing: bool = False, make: bool = False
     ) -> Generator[Location, None, None]:
-        """Where a path leads. The folder is open for as long as the context is.
+        """Resolve a model's path to a location. Its folder is open until the context ends.
 
-        `change`: something is about to be changed there. `follow`: a link at the end is followed too. Folders that are
-        missing on the way are an error, or left out (`missing`), or made (`make`).
+        `change`: the caller will change the file. `follow`: follow a link in the last name, too. Missing folders on the
+        way raise ToolError, unless `missing` accepts them or `make` creates them.
         """
         root, names = self._parse(path)
         for _ in range(MAX_LINKS):
@@ -186,7 +186,7 @@ class Paths:
         return found[0], found[1]
 
     def below(self, path: str) -> tuple[str, tuple[str, ...] | None] | None:
-        """The root that an absolute path is below, the innermost of several, and the names from there."""
+        """Return the innermost root of an absolute path and the names below it, or None outside of all roots."""
         wanted = _normal(path.split("/"))
         for root in sorted(self.roots, key=len, reverse=True):
             above = tuple(root.split("/")[1:])
@@ -202,7 +202,7 @@ class Paths:
     def _walk(
         self, root: str, names: tuple[str, ...], follow: bool, missing: bool, make: bool
     ) -> Location | tuple[tuple[str, ...], str, tuple[str, ...]]:
-        """A place; or the names up to a link, its target, and the names behind it."""
+        """Open the folders on the way. Returns the location or, at a link, the names before, its target, the rest."""
         last = len(names) - 2
         folder = os.open(root, FOLDER if last < 0 else PASSED)
         try:
@@ -239,7 +239,7 @@ class Paths:
     def _join(
         self, path: str, root: str, before: tuple[str, ...], target: str, after: tuple[str, ...]
     ) -> tuple[str, tuple[str, ...]]:
-        """Where a link leads, if that is in the workspace."""
+        """Return the root and names to which a link leads. Raises ToolError if they are outside of the workspace."""
         if target.startswith("/"):
             found = self.below("/".join((target, *after)))
         else:
@@ -251,7 +251,7 @@ class Paths:
     # ------------------------------------------------------------------ what is off limits
 
     def check(self, root: str, names: Sequence[str], change: bool = False) -> None:
-        """Raise ToolError where names below a root are off limits."""
+        """Raise ToolError if the names below a root are off limits, to read or (`change`) to change."""
         folded = [_fold(name) for name in names]
         if change and self.kept and any(leads_into("/".join((root, *names)), each) for each in self.kept):
             raise _off_limits("/".join(names), "the Python that runs this agent")
@@ -272,11 +272,11 @@ class Paths:
     # ------------------------------------------------------------------ opening
 
     def open_file(self, folder: int, name: str) -> int:
-        """A descriptor of a regular file in a folder, for reading. Raises OSError or ToolError."""
+        """Open a regular file of a folder for reading. Raises OSError, or ToolError for anything but a regular file."""
         descriptor = os.open(name, FILE, dir_fd=folder)
         try:
             self.check_file(os.fstat(descriptor), name)
-        except BaseException:  # whatever it was, the descriptor must not stay open
+        except BaseException:  # close the descriptor on any exception, cancellation too
             os.close(descriptor)
             raise
         return descriptor
@@ -294,12 +294,12 @@ class Paths:
 
     @staticmethod
     def open_folder(folder: int, name: str) -> int:
-        """A descriptor of a folder in a folder; a link in its place is not followed."""
+        """Open a folder of a folder. Raises OSError for a link instead of following it."""
         return os.open(name, FOLDER, dir_fd=folder)
 
 
 def check_roots(roots: object) -> tuple[str, ...]:
-    """Roots as a host gives them, without links. Raises InvalidDefinition where one is not usable."""
+    """Resolve the links of a host's roots. Raises InvalidDefinition if one is not usable."""
     if isinstance(roots, str | os.PathLike):
         roots = [roots]
     if not isinstance(roots, Iterable):
@@ -326,12 +326,12 @@ def check_roots(roots: object) -> tuple[str, ...]:
 
 
 def leads_into(path: str, folder: str) -> bool:
-    """Whether an absolute path is that of a folder, or leads into it; by any capital letters."""
+    """True if an absolute path is a folder or lies in it, ignoring case."""
     return _fold(f"{path}/").startswith(_fold(f"{folder}/"))
 
 
 def _normal(parts: Iterable[str]) -> tuple[str, ...] | None:
-    """Names without empty ones, `.` and `..`; None where `..` leads above the first."""
+    """Remove empty names and `.`, and resolve `..`. Returns None if `..` leads above the first name."""
     names: list[str] = []
     for part in parts:
         if part == "..":
@@ -344,14 +344,14 @@ def _normal(parts: Iterable[str]) -> tuple[str, ...] | None:
 
 
 def _fold(name: str) -> str:
-    """A name as file systems may compare it that know no case, no composed letters and no invisible ones."""
+    """Normalise a name as a file system may that ignores case, composition and invisible characters."""
     if not name.isascii():
         name = "".join(c for c in unicodedata.normalize("NFKC", name) if unicodedata.category(c) != "Cf")
     return name.casefold().rstrip(". ")
 
 
 def _link(folder: int, name: str) -> str | None:
-    """What a link says; None for anything else."""
+    """Return the target of a link, or None if the name is not a link."""
     try:
         return os.readlink(name, dir_fd=folder)
     except OSError as error:

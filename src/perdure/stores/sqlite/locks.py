@@ -73,22 +73,21 @@ LOCK_SECONDS = 10.0
 was stopped in it."""
 
 _own: set[int] = set()
-"""Descriptors of this process that hold locks, or may."""
+"""Descriptors of this process that may hold locks."""
 
 _inherited: dict[tuple[int, int], int] = {}
 """Lock files that were open when this process was forked, and the parent that had them open."""
 
 
 def open_lock(path: Path, access: Access) -> int:
-    """A descriptor to lock. A child of a fork shares its parent's locks and would keep them after the parent's death:
-    there, the descriptor is closed."""
+    """Open a file to lock it. A forked child closes the descriptor, because it would keep its parent's lock alive."""
     descriptor = open_file(path, os.O_RDWR, access)
     _own.add(descriptor)
     return descriptor
 
 
 def close_lock(descriptor: int) -> bool:
-    """Close it; False when it was a lock of the process that this one was forked from."""
+    """Close a descriptor of `open_lock`. True if this process had opened it, and not the process it was forked from."""
     if descriptor not in _own:
         return False
     _own.discard(descriptor)
@@ -128,7 +127,7 @@ class LockNote(Struct, frozen=True):
 
 
 class LockFile:
-    """One per store and process. Used by the thread that writes; `noted` may be read from any."""
+    """The open lock file of a store, one per process. The writer thread uses it; any thread may call `noted`."""
 
     def __init__(self, path: Path, access: Access = PRIVATE, wait_seconds: float = LOCK_SECONDS) -> None:
         self.path, self._wait = path, wait_seconds
@@ -145,7 +144,7 @@ class LockFile:
             raise StoreInherited(parent, os.getpid())
 
     def hold(self) -> None:
-        """Wait for it, but not for ever: a process that was stopped in a transaction must not stop all in silence."""
+        """Wait for the lock. Raises StoreUnavailable after `wait_seconds`: its holder may be a stopped process."""
         until = time.monotonic() + self._wait
         while not self.hold_nowait():
             if time.monotonic() > until:
@@ -156,7 +155,7 @@ class LockFile:
             time.sleep(0.001)
 
     def hold_nowait(self) -> bool:
-        """Take it unless another process has it."""
+        """Take the lock without waiting. True if it was free."""
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -180,11 +179,11 @@ class LockFile:
 
     @property
     def blank(self) -> bool:
-        """Whether nothing was ever noted here."""
+        """True if the lock file has never held a note."""
         return os.fstat(self._descriptor).st_size < _FORMAT.size
 
     def note_first(self, noted: LockNote) -> None:
-        """Note where there was no note, or none that holds any more, and make that durable."""
+        """Write the first note of a new or restored store, and sync it."""
         try:
             os.pwrite(self._descriptor, _FORMAT.pack(noted.writes, noted.tip, noted.place, noted.crc), 0)
             os.fsync(self._descriptor)
@@ -200,7 +199,7 @@ class LockFile:
             log.warning("cannot note the last commit: %s", error)
 
     def unfolded_since(self) -> int:
-        """Since when no process could checkpoint the whole WAL, in milliseconds of wall time; 0 where none failed."""
+        """Return since when every checkpoint has left a part of the WAL, in milliseconds of wall time, or 0."""
         try:
             data = os.pread(self._descriptor, _SINCE.size, _FORMAT.size)
         except OSError as error:
@@ -229,13 +228,13 @@ _SET, _GET = getattr(fcntl, "F_OFD_SETLK", None), getattr(fcntl, "F_OFD_GETLK", 
 _FLOCK = struct.Struct("hhqqi4x")
 
 _shared: dict[tuple[int, int], SharedLock] = {}
-"""By identity of the database: those with connections, and those whose descriptors cannot be closed yet."""
+"""The locks by device and inode of their database: with connections, or with descriptors that must stay open."""
 _guard = threading.Lock()
 """Guards `_shared` and the count of connections in each."""
 
 
 class SharedLock:
-    """One for each database that this process has open."""
+    """The shared lock on a database that this process has open."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -251,7 +250,7 @@ class SharedLock:
         self._descriptors.append(descriptor)
 
     def hold(self) -> None:
-        """Take the lock, unless it is held; a database that another program has for itself is waited for."""
+        """Take the lock unless this process has it. Waits while another program has the database exclusively."""
         with self._changing:
             if not self._descriptors:
                 return
@@ -271,7 +270,7 @@ class SharedLock:
 
     @contextlib.contextmanager
     def leaving(self) -> Generator[None, None, None]:
-        """The block closes one connection."""
+        """Release the lock around the block if the connection that the block closes is the last one."""
         with self._changing:
             with _guard:
                 last = self.connections == 1
@@ -292,9 +291,9 @@ class SharedLock:
             _lock(self._memory, fcntl.F_UNLCK, IN_USE_BYTE)
 
     def unused(self) -> bool:
-        """Whether closing the descriptors drops no lock of this process: SQLite has none on the file.
+        """True if the descriptors can be closed, because SQLite holds no lock of this process on the file.
 
-        Of several locks the system names any one, so that one of another process may hide one of ours.
+        The system reports any one of several locks, so another process's lock can hide one of this process.
         """
         return self.connections == 0 and not any(_is_locked(each) for each in self._descriptors)
 
@@ -304,13 +303,13 @@ class SharedLock:
         self._descriptors, self._memory, self._held = [], None, False
 
     def abandon(self) -> None:
-        """In a forked child: another thread of the parent may have been about to change it."""
+        """Close everything in a forked child, where another thread of the parent may have held the mutex."""
         self._changing = threading.Lock()
         self.close()
 
 
 def join(path: Path) -> SharedLock:
-    """The lock of a database, with one more connection. A database that is not there is made, for its owner alone."""
+    """Return the shared lock of a database and count one more connection. Creates a missing database as 0600."""
     with _guard:
         _close_unused()
         found = identity(path)
@@ -322,8 +321,8 @@ def join(path: Path) -> SharedLock:
 
 
 def _open(path: Path, is_new: bool) -> SharedLock:
-    """Open a database that this process has no connection to. With one it would be a second descriptor, which could not
-    be closed again."""
+    """Open a database to which this process has no connection. If it had one, the descriptor could never be closed,
+    because closing it would drop SQLite's locks."""
     if _SET is None and not is_new:
         # A descriptor would protect nothing here, and closing it would drop the locks of a connection of the host's.
         return _shared.setdefault(regular(os.stat(path), path), SharedLock(path))
@@ -344,7 +343,7 @@ def _close_unused() -> None:
 
 
 def _lock(descriptor: int, kind: int, where: tuple[int, int]) -> bool:
-    """False when another process has a lock in the way."""
+    """Set or clear a lock on a range of bytes. True unless another process holds a conflicting lock."""
     if _SET is None:
         return True
     try:
@@ -352,7 +351,7 @@ def _lock(descriptor: int, kind: int, where: tuple[int, int]) -> bool:
     except OSError as error:
         if error.errno in (errno.EAGAIN, errno.EACCES):
             return False
-        log.warning("no lock that outlives a reading of the file is to be had here: %s", error)
+        log.warning("the system gives no lock that survives another read of the file: %s", error)
     return True
 
 
@@ -378,7 +377,7 @@ def workers_folder(database: Path) -> Path:
 
 
 class FileLease:
-    """One file in `<store>-workers/`, named by the worker's id."""
+    """The locked file of a living worker: `<store>-workers/<id>`."""
 
     def __init__(self, database: Path, worker_id: str) -> None:
         self._database, self._id, self.process = database, worker_id, os_process.name()
@@ -398,7 +397,7 @@ class FileLease:
             raise StoreUnavailable(f"cannot lock a file in {self._folder}: {error.strerror}") from None
 
     async def drop(self) -> None:
-        """Free the lock, which proves that this worker is gone; whether or not the file can be removed."""
+        """Release the lock, so that others see this worker as gone, and remove its file if possible."""
         if self._descriptor is not None and close_lock(self._descriptor):
             with contextlib.suppress(OSError):
                 (self._folder / self._id).unlink()
@@ -406,8 +405,8 @@ class FileLease:
 
 
 def is_freed(database: Path, worker: WorkerRow) -> bool:
-    """Whether the lock of a worker is free. False also when it cannot be told, for want of a descriptor or of
-    permission."""
+    """True if a worker's lock is free, which proves the worker dead. False too if the file cannot be opened or locked,
+    for lack of a descriptor or of permission."""
     if not _is_ours(worker.id):
         return True
     folder = workers_folder(database)

@@ -1,20 +1,20 @@
-"""Work on a whole store: its copies, how one is told from its original, and giving all free pages back at once.
+"""Work on a whole store: copy it, restore a copy, compact it, and refuse one that lies under the project's old name.
 
-A Runtime that goes on with a copy while the original lives does everything a second time, under the same idempotency
-keys. So a copy is *held*: it reads and accepts, and nothing in it can be claimed, until a person says by `restore` that
-it is to go on. Then it gets an id of its own. A copy is recognised by its mark, which `back_up` puts into it and which
-is put into a database that is opened without its lock file (`database.WriterFile`). A whole folder copied with its lock
-file cannot be told from its original.
+A Runtime that worked on a copy while the original lives would do everything a second time, under the same idempotency
+keys. So a copy is *held*: it can be read and accepts inputs, but nothing in it can be claimed until a person calls
+`restore`. Then it gets an id of its own. A copy carries a mark: `back_up` writes it, and so does `database.WriterFile`
+when it opens a database without its lock file. A folder that was copied together with its lock file looks like its
+original.
 
     back_up    snapshot → database and mark in a folder of its own → blobs → the database gets its name
     restore    under the lock: the new id and no mark, in one transaction → the note in the lock file
 
-Killed anywhere, `back_up` leaves no database under the copy's name, and `restore` a copy that is held still or one that
-is restored. Between its transaction and its note a restored copy is refused, or held, as it was before; restored again
-it only gets one more id: nothing can have started under the first.
+A process that is killed in `back_up` leaves no database under the copy's name. One that is killed in `restore` leaves
+the copy held or restored; between the transaction and the note the copy stays refused or held, and a second `restore`
+gives it one more id, which is harmless because nothing can have started under the first.
 
-`compact` writes a database anew, while no Runtime has it open. It is one transaction of SQLite's, so that a process
-killed in it leaves the file as it was.
+`compact` rewrites a database that no Runtime has open. It is one transaction of SQLite, so a process that is killed in
+it leaves the file unchanged.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ R = TypeVar("R")
 
 PAGES_AT_ONCE = 1024
 TRIES = 5
-"""Snapshots to try when blobs of one are swept before they are copied: their sessions were deleted meanwhile."""
+"""Attempts to copy a store whose blobs are swept during the copy, because sessions are deleted."""
 STEPS_BETWEEN_LOOKS: int = 100_000
-"""Steps of SQLite's machine between two looks at whether the caller still waits."""
+"""Instructions of SQLite's virtual machine between two checks for cancellation."""
 
 
 # ---------------------------------------------------------------------- making one
 
 
 def back_up(path: Path, blobs: FileBlobs, to: Path, tell: Tell) -> None:
-    """Copy a store that may be in use. `to` is there, whole and marked, when this returns, and not before."""
+    """Copy a store that may be in use. The file `to` appears at the end, complete and marked as a copy."""
     for taken in (to, *(Path(f"{to}{suffix}") for suffix in ("-wal", "-shm", "-lock"))):
         if os.path.lexists(taken):
             raise InvalidInput(f"{taken} exists already, and nothing is overwritten: give the copy another name")
@@ -69,7 +69,7 @@ def back_up(path: Path, blobs: FileBlobs, to: Path, tell: Tell) -> None:
 
 
 def _copied(path: Path, blobs: FileBlobs, to: Path, tell: Tell) -> bool:
-    """Copy one snapshot; False when blobs of it are gone, because nothing refers to them any more."""
+    """Copy one snapshot. True if all its blobs were still there; some may have been swept with deleted sessions."""
     folder = Path(tempfile.mkdtemp(prefix=f".{to.name}.", suffix=".partial", dir=to.parent))
     held = os.open(folder, os.O_RDONLY)
     try:
@@ -102,11 +102,11 @@ def _blob_size(blobs: FileBlobs, digest: str) -> int:
     try:
         return blobs.path(digest).stat().st_size
     except (OSError, BlobMissing):
-        return 0  # judged when it is read
+        return 0  # the copy reports a missing blob when it reads it
 
 
 def _copy_database(source: sqlite3.Connection, copy: Path, tell: Tell) -> None:
-    """The snapshot that `source` reads, and the mark, as one file that needs no other."""
+    """Write the snapshot of `source` and the mark of a copy to one file without WAL."""
     os.close(open_file(copy, os.O_RDWR, PRIVATE))
     with contextlib.closing(sqlite3.connect(copy, isolation_level=None)) as target:
         source.backup(target, pages=PAGES_AT_ONCE, progress=lambda _, left, all_: tell(left, all_), sleep=0)
@@ -118,14 +118,14 @@ def _copy_database(source: sqlite3.Connection, copy: Path, tell: Tell) -> None:
 
 
 def _check_swept(path: Path, digest: str) -> None:
-    """Refuse to copy a store that refers to a blob which it lacks: the copy would look whole."""
+    """Raise StoreDamaged if the store refers to a missing blob, because its copy would look complete."""
     with contextlib.closing(connect(path)) as connection, reading(path):
         if is_referred_to(connection, digest):
             raise StoreDamaged(str(path), f"the blob {digest} is missing")
 
 
 def _publish(copy: Path, to: Path) -> None:
-    """Give the copy its name, unless something has that by now."""
+    """Sync the copy and give it its final name. Raises InvalidInput if a file of that name exists by now."""
     descriptor = open_file(copy, os.O_RDWR)
     try:
         os.fsync(descriptor)
@@ -143,7 +143,7 @@ def _publish(copy: Path, to: Path) -> None:
 
 
 def _remove_leftovers(to: Path) -> None:
-    """Remove what killed copies to the same name have left: their folders are not locked any more."""
+    """Remove the folders that killed copies to the same name have left. The folder of a running copy is locked."""
     for folder in to.parent.glob(f".{to.name}.*.partial"):
         if folder.is_symlink():
             continue
@@ -162,10 +162,10 @@ def _remove_leftovers(to: Path) -> None:
 
 
 def restore(path: Path) -> str:
-    """Give a store a new id and take the mark of a copy off it. Returns the id.
+    """Give a store a new id and remove the mark of a copy. Returns the id.
 
-    A store that is held may be open elsewhere, where it is noticed; any other one may not: what has started there goes
-    by the id that it had.
+    A held copy may be open elsewhere: its Runtimes notice the change. Raises StoreInUse for any other open store,
+    because running work uses the present id.
     """
     if not path.exists():
         raise InvalidInput(f"there is no store at {path}")
@@ -227,8 +227,8 @@ def _from_here(path: Path) -> str:
 
 
 def compact(path: Path, tell: Tell, steps: int = STEPS_BETWEEN_LOOKS) -> tuple[int, int]:
-    """Write a database anew without free pages, so that it gives them back by itself from then on. Returns its size in
-    bytes before and after. Refused while a Runtime has it open."""
+    """Rewrite a database without free pages; later it returns free pages by itself. Returns its size in bytes before
+    and after. Raises StoreInUse while a Runtime has it open."""
     if not path.exists():
         raise InvalidInput(f"there is no store at {path}")
     lock = LockFile(Path(f"{path}-lock"), access_of(path))
@@ -258,11 +258,12 @@ def _size(connection: sqlite3.Connection) -> int:
 
 
 class _Stopped(Exception):
-    """The caller of a long work does not wait for it any more."""
+    """Ends work on a thread whose caller was cancelled."""
 
 
 async def on_thread(work: Callable[[Tell], R], tell: Tell) -> R:
-    """Do long work on a thread and tell on the event loop how far it is. Cancelled, it is stopped and cleaned up."""
+    """Run long work on a thread and report its progress on the event loop. Cancellation stops the work and waits for
+    its clean-up."""
     loop, stop = asyncio.get_running_loop(), threading.Event()
 
     def advance(done: int, whole: int) -> None:

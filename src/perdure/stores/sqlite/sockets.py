@@ -1,8 +1,8 @@
-"""Sockets of workers, beside the files that they lock: other processes on this machine read live events there.
+"""Sockets of workers, next to their locked files: other processes on this machine read live events from them.
 
-A worker's row names its socket: a file in the folder of workers, or, where that path is too long for a socket, one in a
-short private folder. The store may come from a stranger, so that a row leads to no socket but one that a worker of ours
-would make: under that name, of this user, and in a folder that no other user may enter.
+A worker's row names its socket: a file in the folder of workers or, if that path is too long for a socket, a file in a
+short private folder. The store may come from a stranger, so a row is trusted only if it names a socket that a worker
+could have made: with such a name, owned by this user, in a folder that no other user may enter.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from perdure.ports.store import WorkerSocket
 log = logging.getLogger("perdure.stores")
 
 LONGEST = 107
-"""Bytes that the path of a socket may have."""
+"""The most bytes in the path of a socket."""
 PRIVATE_NAME = "live.sock"
 _PRIVATE_FOLDER = re.compile(r"(?:perdure|mainstay)-[A-Za-z0-9_]{6,12}", re.ASCII)
 """Workers of versions before the rename make `mainstay-…` folders."""
 
 
 def new_socket(folder: Path, worker_id: str) -> WorkerSocket | None:
-    """Where a worker will listen. A short private folder is made if one is needed; None where there can be no
-    socket."""
+    """Choose the socket on which a worker will listen, in a new private folder if its path would be too long. Returns
+    None if no socket is possible here."""
     if not hasattr(socket, "AF_UNIX"):
         return None
     beside = folder / f"{worker_id}.sock"
@@ -40,7 +40,7 @@ def new_socket(folder: Path, worker_id: str) -> WorkerSocket | None:
         try:
             path = Path(tempfile.mkdtemp(prefix="perdure-", dir=where)) / PRIVATE_NAME
         except OSError as error:
-            log.warning("no folder for a socket of live events is to be had: %s", error)
+            log.warning("cannot make a folder for a socket of live events: %s", error)
             continue
         if len(os.fsencode(path)) <= LONGEST:
             return WorkerSocket(str(path), str(path))
@@ -49,7 +49,7 @@ def new_socket(folder: Path, worker_id: str) -> WorkerSocket | None:
 
 
 def find_socket(folder: Path, worker_id: str, name: str) -> WorkerSocket:
-    """The socket that a worker's row names. Raises LiveEventsUnavailable where it may not be used."""
+    """Return the socket that a worker's row names. Raises LiveEventsUnavailable if it is missing or not trusted."""
     if not hasattr(socket, "AF_UNIX"):
         raise LiveEventsUnavailable(worker_id, "this platform has no Unix sockets")
     if not name:
@@ -78,7 +78,7 @@ def _is_private_name(folder: Path) -> bool:
 
 
 def remove_socket(path: str) -> None:
-    """Remove a socket that nothing listens on any more, with its private folder if it has one."""
+    """Remove a socket without a listener, and its private folder if it has one."""
     with contextlib.suppress(OSError):
         os.unlink(path)
     if _is_private_name(Path(path).parent):
@@ -87,6 +87,6 @@ def remove_socket(path: str) -> None:
 
 
 def remove_left(folder: Path, worker_id: str, name: str) -> None:
-    """Remove what a dead worker left behind, if it is one's own."""
+    """Remove the socket of a dead worker if it belongs to this user."""
     with contextlib.suppress(LiveEventsUnavailable):
         remove_socket(find_socket(folder, worker_id, name).path)
