@@ -1,9 +1,9 @@
-"""What AWS puts around an HTTP request: its signature (SigV4), and the frames of its event streams. No I/O.
+"""The AWS envelope of an HTTP request: its signature (SigV4) and the frames of event streams. No I/O.
 
-Below providers and stores, because both sign: Bedrock here, and blobs in a bucket elsewhere.
+This module is below providers and stores, because both sign requests: to Bedrock, and to buckets of blobs.
 
-A frame is: total length, length of the headers, CRC32 of those two; headers; payload; CRC32 of all before it. Each
-number is big-endian, and a frame that does not match its checksums ends the stream.
+A frame consists of its total length, the length of its headers, a CRC32 of these two numbers, the headers, the payload
+and a CRC32 of all preceding bytes. Numbers are big-endian. A frame with a wrong checksum ends the stream.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ EMPTY_HASH = hashlib.sha256(b"").hexdigest()
 
 
 class Credentials(Struct, frozen=True):
-    """Keys of an account. They are in no repr: a log must not have them."""
+    """Keys of an account. The repr leaves them out, because logs must not contain them."""
 
     access_key: str
     secret_key: str
@@ -33,7 +33,7 @@ class Credentials(Struct, frozen=True):
 
 
 class Signing(Struct, frozen=True):
-    """Whose request it is, where it goes, and when: `at` is UTC as `20260131T235959Z`."""
+    """Credentials, region, service and time of a signature. `at` is UTC, as `20260131T235959Z`."""
 
     credentials: Credentials
     region: str
@@ -44,7 +44,7 @@ class Signing(Struct, frozen=True):
 def signed_headers(
     signing: Signing, method: str, url: str, headers: Mapping[str, str], payload_hash: str
 ) -> dict[str, str]:
-    """The headers that make the request valid, besides those it has: all of `headers` are signed too."""
+    """Return the headers to add to the request, with a signature that covers them and all of `headers`."""
     credentials, parts = signing.credentials, urlsplit(url)
     added = {"x-amz-date": signing.at}
     if credentials.session_token:
@@ -55,7 +55,7 @@ def signed_headers(
     canonical = "\n".join(
         [
             method,
-            # Encoded once more than it is sent: AWS signs what it calls the URI-encoded path of the encoded path.
+            # Encode the encoded path again, because AWS signs the path in that form.
             quote(parts.path or "/", safe="/-_.~"),
             _canonical_query(parts.query),
             *[f"{name}:{signed[name]}" for name in sorted(signed)],
@@ -85,7 +85,7 @@ def _canonical_query(query: str) -> str:
 
 
 class BadFrame(ValueError):
-    """These bytes are no event stream."""
+    """Bytes that are not an event stream."""
 
 
 class Frame(NamedTuple):
@@ -97,25 +97,28 @@ class Frame(NamedTuple):
 
 _PRELUDE = struct.Struct(">III")
 MAX_FRAME = 24 * 1024 * 1024
-"""Bytes; AWS itself allows no more in one."""
+"""The largest frame that AWS allows, in bytes."""
 
 _SIZED = {2: ">b", 3: ">h", 4: ">i", 5: ">q", 8: ">q"}
-"""Header types with a number in them: byte, short, integer, long, time."""
+"""Formats of the numeric header types: byte, short, integer, long, time."""
 
 
 class FrameReader:
-    """Reads one event stream."""
+    """Decoder of one event stream."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
 
     @property
     def partial(self) -> bool:
-        """Whether a frame has begun and is not whole."""
+        """True if the stream has ended inside a frame so far: more bytes must follow."""
         return bool(self._buffer)
 
     def feed(self, chunk: bytes) -> Iterable[Frame]:
-        """The frames that these bytes complete, in order."""
+        """Add bytes of the stream; return the frames that are now complete, in order.
+
+        Raises BadFrame if a checksum or a length is wrong.
+        """
         buffer = self._buffer
         buffer += chunk
         frames: list[Frame] = []
@@ -125,7 +128,7 @@ class FrameReader:
             if zlib.crc32(buffer[start : start + 8]) != crc:
                 raise BadFrame("the beginning of a frame does not match its checksum")
             if not 16 <= total <= MAX_FRAME or headers > total - 16:
-                raise BadFrame(f"a frame of {total} bytes with headers of {headers} is none")
+                raise BadFrame(f"a frame cannot have {total} bytes with {headers} bytes of headers")
             if len(buffer) - start < total:
                 break
             frames.append(_frame(bytes(buffer[start : start + total]), headers))

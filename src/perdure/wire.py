@@ -1,7 +1,7 @@
-"""The JSON in which turns, calls and processes are shown outside: to models, to hosts, by the command line.
+"""JSON of turns, calls and processes, for models, hosts and the command line.
 
-Every field is always there, so that programs need not know defaults. Functions only read structs: this module is below
-everything that runs, so that a server and a client may use it too.
+Every field is always present, so that programs need not know defaults. The functions only read structs: nothing here
+imports the engine, so that a server and a client can use this module, too.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from perdure.model.tool import Cancelled, Denied, Failed, Ok, OutcomeUnknown, To
 
 
 def outcome_json(outcome: Outcome | ToolOutcome) -> dict[str, Any]:
-    """`{"kind": "finished", …}`: an outcome and its fields."""
+    """Return an outcome as `{"kind": "finished", …}`, with all its fields."""
     fields = {name: msgspec.to_builtins(getattr(outcome, name)) for name in outcome.__struct_fields__}
     if "calls" in fields:
         fields["calls"] = [pending_json(c) for c in getattr(outcome, "calls", ())]
@@ -36,7 +36,7 @@ def outcome_kind(outcome: Outcome | ToolOutcome) -> str:
 
 
 def outcome_words(outcome: ToolOutcome) -> Any:
-    """What there is to say of a call that ended: its value, or why there is none."""
+    """Return the value of a call that succeeded, or the reason why a call has no value."""
     match outcome:
         case Ok(value=value):
             return "" if value is None else value
@@ -74,7 +74,9 @@ def model_json(call: ModelRecord) -> dict[str, Any]:
 
 
 def pending_json(call: PendingCall) -> dict[str, Any]:
-    hidden = ("state",) if call.asks else ("state", "asks")  # the one is its tool's own, the other only a question has
+    hidden = (
+        ("state",) if call.asks else ("state", "asks")
+    )  # `state` is private to the tool; only questions have `asks`
     return {name: getattr(call, name) for name in call.__struct_fields__ if name not in hidden}
 
 
@@ -89,7 +91,7 @@ def _part_json(part: Part) -> dict[str, Any]:
 
 
 class TurnFacts(Protocol):
-    """What `result_json` reads of a TurnResult."""
+    """The attributes of a TurnResult that `result_json` reads."""
 
     @property
     def turn_id(self) -> str: ...
@@ -108,12 +110,12 @@ class TurnFacts(Protocol):
 
 
 def result_json(result: TurnFacts) -> dict[str, Any]:
-    """What `perdure run --json` prints."""
+    """Return the result of a turn as `perdure run --json` prints it."""
     outcome = result.outcome
     output = None
     if isinstance(outcome, Finished):
         output = outcome.text if outcome.value is None else outcome.value
-    # A call that waits has no outcome yet; it stands in the turn's own.
+    # Leave out waiting calls, which have no outcome; the outcome of the turn lists them.
     waiting = {c.call_id for c in outcome.calls} if isinstance(outcome, Waiting) else set()
     return {
         "turn_id": result.turn_id,
@@ -133,17 +135,17 @@ KIND = "process"
 
 
 def handle_json(process_id: str) -> dict[str, str]:
-    """The handle of a process, and nothing more."""
+    """Return the JSON handle of a process."""
     return {"__handle__": KIND, "id": process_id}
 
 
 def status_json(row: ProcessRow) -> dict[str, str]:
-    """The status of a process, for who asked to change it."""
+    """Return the id and status of a process, as the answer to a request that changes it."""
     return {"process_id": row.id, "status": row.state}
 
 
 def view_json(row: ProcessRow) -> dict[str, Any]:
-    """A process in a list: its handle, what it is and how it is."""
+    """Return a process as an entry of a list: handle, kind, definition and status."""
     each = row.registration
     optional = {"label": each.label or None, "definition": each.definition or None, "stuck": row.stuck}
     shown = {name: value for name, value in optional.items() if value is not None}
@@ -151,7 +153,7 @@ def view_json(row: ProcessRow) -> dict[str, Any]:
 
 
 def parse_handle(value: Any) -> tuple[str, str | None]:
-    """The id in a handle's JSON, and the tool that it names, if it does."""
+    """Return the process id in a JSON handle, and its tool or None. Raises InvalidHandle."""
     kind = value.get("__handle__") if isinstance(value, Mapping) else None
     if not isinstance(kind, str):
         raise InvalidHandle("Invalid process handle: missing `__handle__`")
@@ -165,7 +167,7 @@ def parse_handle(value: Any) -> tuple[str, str | None]:
 
 
 def process_json(row: ProcessRow, state: str) -> dict[str, Any]:
-    """A process: its handle, what it was asked to be, and how it is. `state` is its status as people say it."""
+    """Return a process with its registration and its record. `state` is the status as shown to people."""
     asked, record = row.registration, row.record
     return {
         **handle_json(row.id),
