@@ -143,7 +143,7 @@ def left_behind(folder: Path) -> list[str]:
             name = text.partition(b"(")[2].rpartition(b")")[0]
             if state in b"ZX":
                 continue
-            where = os.readlink(f"/proc/{pid}/cwd") if name == b"perdure-shim" else ""
+            where = os.readlink(f"/proc/{pid}/cwd") if name.endswith(b"-shim") else ""  # also an older tree's
             marked = MARK.encode() in Path(f"/proc/{pid}/environ").read_bytes()
         except OSError:
             continue
