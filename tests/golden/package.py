@@ -20,5 +20,10 @@ MODULES = (
 )  # fmt: skip
 """The modules that the definitions and the maker import."""
 
-if PACKAGE != PRESENT:
-    sys.modules.update({f"{PRESENT}{name}": import_module(f"{PACKAGE}{name}") for name in MODULES})
+for name in MODULES if PACKAGE != PRESENT else ():
+    try:
+        sys.modules[f"{PRESENT}{name}"] = import_module(f"{PACKAGE}{name}")
+    except ModuleNotFoundError as error:
+        # A tree that is old enough lacks some of these modules. All dependencies must be there.
+        if error.name is None or not error.name.startswith(f"{PACKAGE}."):
+            raise
