@@ -134,19 +134,24 @@ async def test_a_closed_pool_lets_its_threads_go() -> None:
 
 async def test_work_beyond_the_most_threads_waits_for_one_of_them() -> None:
     threads, go = Threads("test-most", idle_seconds=None, most=2), threading.Event()
+    # Each piece of work waits for another thread: one thread, however quick, cannot do all of it by itself.
+    together = threading.Barrier(2, timeout=30)
 
     def work() -> threading.Thread:
         go.wait(30)
+        together.wait()
         return threading.current_thread()
 
-    running = [threads.run(work) for _ in range(5)]
+    running = [threads.run(work) for _ in range(6)]
+    started = [thread for thread in threading.enumerate() if thread.name.startswith("test-most-")]
     go.set()
     ran_on = set(await asyncio.gather(*running))
     later = {await threads.run(threading.current_thread) for _ in range(3)}
     threads.close()
     threads.join()
 
-    assert len(ran_on) == 2
+    assert len(started) == 2
+    assert ran_on == set(started)
     assert later <= ran_on
     assert not any(thread.is_alive() for thread in ran_on)
 
