@@ -5,12 +5,14 @@ from __future__ import annotations
 import inspect
 import subprocess
 import sys
+from typing import get_args
 
 import pytest
 
 import perdure
 from perdure import builtin, errors
 from perdure.model import plugin
+from perdure.model.outcome import Finished, Outcome, Queued, Waiting
 
 PUBLIC = [
     "Agent",
@@ -25,6 +27,7 @@ PUBLIC = [
     "ModelRequest",
     "ModelResponse",
     "ModelSettings",
+    "NoAnswer",
     "PerdureError",
     "Plugin",
     "Price",
@@ -45,6 +48,7 @@ PUBLIC = [
     "ToolProvider",
     "ToolResult",
     "TurnFailed",
+    "TurnPending",
     "TurnResult",
     "Usage",
     "Workspace",
@@ -268,16 +272,49 @@ def test_an_error_says_what_to_do(error: Exception, says: str) -> None:
             {"kind": "turns", "limit": 2000, "spent": 2000},
             "limit_reached: 2,000 of 2,000 turns are spent by all",
         ),
-        (
-            "waiting",
-            {"calls": [{"tool": "pay", "call_id": "s.1.1.0", "kind": "approval"}]},
-            "waiting: pay (s.1.1.0) waits for approval",
-        ),
     ],
-    ids=["stuck", "provider_failed", "budget_spent", "limit of a user", "limit of all", "waiting"],
+    ids=["stuck", "provider_failed", "budget_spent", "limit of a user", "limit of all"],
 )
 def test_a_turn_that_did_not_finish_says_why_in_words(kind: str, outcome: dict[str, object], says: str) -> None:
-    assert str(errors.TurnFailed("s.1", kind, outcome)) == f"turn s.1 did not finish: {says}"
+    error = errors.TurnFailed("s.1", kind, outcome)
+
+    assert error.summary == f"turn s.1 did not finish: {says}"
+    assert str(error) == f"{error.summary}; {errors.AFTER_FAILURE[kind]}"
+
+
+def test_every_outcome_without_an_answer_comes_with_advice() -> None:
+    endings = [each for each in get_args(Outcome) if each not in (Finished, Waiting, Queued)]
+
+    assert {each.__struct_config__.tag for each in endings} == errors.AFTER_FAILURE.keys() - {"stuck"}
+
+
+def waits(kind: str, number: int = 0) -> dict[str, object]:
+    return {"tool": "pay", "call_id": f"s.1.1.{number}", "kind": kind}
+
+
+@pytest.mark.parametrize(
+    ("kind", "answer"),
+    [
+        ("approval", "answer with session.approve('s.1.1.0') or session.reject('s.1.1.0', 'reason'), then"),
+        ("recovery", "answer with session.settle('s.1.1.0', 'done' | 'failed' | 'rerun'), then"),
+        ("deferred", "answer with runtime.resolve(key, value) with the key of s.1.1.0, then"),
+        ("input", "answer with session.answer('s.1.1.0', {…}), then"),
+        ("sleep", "once it has ended,"),
+        ("process", "once it has ended,"),
+    ],
+)
+def test_a_turn_that_waits_says_for_what_and_which_method_answers_it(kind: str, answer: str) -> None:
+    error = errors.TurnPending("s.1", "waiting", {"calls": [waits(kind)]})
+
+    assert error.summary == f"turn s.1 has no answer yet: waiting: pay (s.1.1.0) waits for {kind}"
+    assert error.hint == f"; {answer} read it with `await session.result('s.1')`"
+
+
+def test_a_turn_that_waits_for_many_calls_names_the_method_for_the_first_ones() -> None:
+    error = errors.TurnPending("s.1", "waiting", {"calls": [waits("input", number) for number in range(5)]})
+
+    assert error.hint.count("session.answer(") == 3
+    assert "2 more in result.pending" in error.hint
 
 
 def test_an_answer_that_comes_too_late_hears_who_was_first() -> None:

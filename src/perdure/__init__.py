@@ -6,7 +6,7 @@ change in any release.
 """
 
 from perdure.agent import Agent
-from perdure.errors import PerdureError, Retry, ToolError, TurnFailed
+from perdure.errors import NoAnswer, PerdureError, Retry, ToolError, TurnFailed, TurnPending
 from perdure.model.agent import Budget, Caller
 from perdure.model.limit import Limit
 from perdure.model.llm import ModelRequest, ModelResponse, ModelSettings, RateLimit, Usage
@@ -42,6 +42,7 @@ __all__ = [
     "ModelRequest",
     "ModelResponse",
     "ModelSettings",
+    "NoAnswer",
     "PerdureError",
     "Plugin",
     "Price",
@@ -62,6 +63,7 @@ __all__ = [
     "ToolProvider",
     "ToolResult",
     "TurnFailed",
+    "TurnPending",
     "TurnResult",
     "Usage",
     "Workspace",

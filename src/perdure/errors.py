@@ -42,7 +42,9 @@
     │   │   └── ProcessNotVisible it is not this session's to see
     │   ├── UnknownMonitor
     │   └── SessionDeleted      the id is spent for good
-    ├── TurnFailed            a turn ended without finishing; `outcome` says how
+    ├── NoAnswer              a turn has no answer that could be read; `outcome` says why
+    │   ├── TurnFailed          it ended without one
+    │   └── TurnPending         it waits, or is queued
     ├── ProcessFailed         a process ended without a value; `outcome` says how
     │   ├── ProcessCancelled    it was asked to end
     │   ├── ProcessAbandoned    it was given up: what it did is not known
@@ -556,16 +558,82 @@ def _details(outcome: Any) -> list[str]:
     return told + [f"{call['tool']} ({call['call_id']}) waits for {call['kind']}" for call in outcome.get("calls", ())]
 
 
-class TurnFailed(PerdureError):
-    """A turn ended without finishing. `outcome` is the outcome as JSON, `why` the same in words without its kind;
-    `turn_id` finds the evidence."""
+class NoAnswer(PerdureError):
+    """A turn without an answer, raised where its `text` or `output` is read.
 
-    code = "turn_failed"
+    `outcome` is the outcome as JSON, `why` the same in words without its kind; `turn_id` finds the evidence.
+    """
+
+    code = "no_answer"
+    says = "has no answer"
 
     def __init__(self, turn_id: str, kind: str, outcome: Any) -> None:
         self.turn_id, self.kind, self.outcome = turn_id, kind, outcome
-        self.why = ": ".join(_details(outcome))
-        super().__init__(f"turn {turn_id} did not finish: {': '.join([kind, *_details(outcome)])}")
+        details = _details(outcome)
+        self.why = ": ".join(details)
+        super().__init__(f"turn {turn_id} {self.says}: {': '.join([kind, *details])}")
+
+
+AFTER_FAILURE = {
+    "provider_failed": "correct the model's name, key or address, or wait if its provider is down, then run again",
+    "cancelled": "run again to go on",
+    "budget_spent": "raise Agent(budget=Budget(…)) or ask for less, then run again",
+    "limit_reached": "raise it in Runtime(limits=[…]) and call session.resume(), or wait for the next window",
+    "plugin_aborted": "change the input, or the plugin's settings, then run again",
+    "invalid_input": "shorten the conversation or change the input, then run again",
+    "incomplete": "read the partial text as result.outcome.text, or allow longer answers and run again",
+    "failed": "correct the agent's deps or instructions, then run again",
+    "stuck": "correct the cause and call session.resume()",
+}
+"""Advice about a turn that ended without an answer, by the kind of its outcome."""
+
+
+class TurnFailed(NoAnswer):
+    """A turn ended without an answer: its model failed, it was cancelled, a budget was spent."""
+
+    code = "turn_failed"
+    says = "did not finish"
+
+    def __init__(self, turn_id: str, kind: str, outcome: Any) -> None:
+        super().__init__(turn_id, kind, outcome)
+        self.hint = f"; {AFTER_FAILURE[kind]}" if kind in AFTER_FAILURE else ""
+
+
+class TurnPending(NoAnswer):
+    """A turn has not ended: it waits on disk, or is queued.
+
+    The message names the calls that it waits for, and the methods that answer them.
+    """
+
+    code = "turn_pending"
+    says = "has no answer yet"
+
+    def __init__(self, turn_id: str, kind: str, outcome: Any) -> None:
+        super().__init__(turn_id, kind, outcome)
+        calls = outcome.get("calls", ()) if isinstance(outcome, dict) else ()
+        verbs = [verb for call in calls if (verb := _answered_with(call["kind"], call["call_id"]))]
+        more = [f"{len(verbs) - MAX_VERBS} more in result.pending"] if len(verbs) > MAX_VERBS else []
+        answer = f"answer with {', '.join([*verbs[:MAX_VERBS], *more])}, then" if verbs else "once it has ended,"
+        self.hint = f"; {answer} read it with `await session.result({turn_id!r})`"
+
+
+MAX_VERBS = 3
+"""Calls for which the message of a TurnPending says how they are answered."""
+
+
+def _answered_with(kind: str, call_id: str) -> str:
+    """Return the method that ends a wait of this kind, or "" if the wait ends by itself."""
+    match kind:
+        case "approval":
+            return f"session.approve({call_id!r}) or session.reject({call_id!r}, 'reason')"
+        case "recovery":
+            return f"session.settle({call_id!r}, 'done' | 'failed' | 'rerun')"
+        case "deferred":
+            return f"runtime.resolve(key, value) with the key of {call_id}"
+        case "input":
+            return f"session.answer({call_id!r}, {{…}})"
+        case _:
+            return ""
 
 
 class ProcessFailed(PerdureError):

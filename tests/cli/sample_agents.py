@@ -159,6 +159,7 @@ short = Agent(FunctionModel(stops_short), name="short")
 endless = Agent(FunctionModel(never_stops), name="endless", tools=[look], budget=Budget(steps=2))
 typed = Agent(FunctionModel(lambda _: '{"green": true}'), name="typed", output=Colour)
 noting = Agent(FunctionModel(answers), name="noting", plugins=[Notes()])
+locked_out = Agent(FunctionModel(fails), name="noting", plugins=[Notes()])
 not_an_agent = 7
 deputy = Agent(FunctionModel(lambda request: "done"), name="deputy")
 chief = Agent(

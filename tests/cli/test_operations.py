@@ -82,6 +82,14 @@ def test_turn_that_a_command_queues_runs_and_is_reported(kitchen: Path) -> None:
     assert (turn["turn_id"], turn["text"]) == ("kitchen.2", "you said noted tea, message 3"), "the same key"
 
 
+def test_turn_that_a_command_queues_and_that_fails_is_reported_with_its_reason(kitchen: Path) -> None:
+    args = '{"text": "tea", "tell": true}'
+    told = shell("call", "sample_agents:locked_out", "notes.add", args, "-s", "kitchen", store=kitchen)
+
+    assert (told.exit_code, told.stdout) == (1, "1\n")
+    assert told.stderr == "perdure: turn kitchen.2: provider_failed: the key is not valid\n"
+
+
 def test_outcome_for_machines_has_everything(kitchen: Path) -> None:
     found = shell_json("call", AGENT, "notes.add", '{"text": "tea"}', "-s", "kitchen", store=kitchen)
 

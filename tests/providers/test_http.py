@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from perdure import Agent, Runtime, tool
+from perdure import Agent, NoAnswer, Runtime, TurnFailed, tool
 from perdure.errors import InvalidDefinition, ProviderError
 from perdure.model.event import TextDelta, ToolCallDelta
 from perdure.model.llm import ModelRequest, ModelResponse, ModelSettings
 from perdure.model.message import Document, Image, Message, Stored, Text
-from perdure.model.outcome import ProviderFailed
+from perdure.model.outcome import ProviderFailed, text_of
 from perdure.ports.provider import Provider
 from perdure.providers.fallback import Fallback
 from perdure.providers.http import HttpProvider, KeyHeader
@@ -197,7 +197,7 @@ async def test_a_cancelled_turn_leaves_its_connection_at_once_and_the_turn_besid
             await session.cancel()
             results = [await asyncio.wait_for(each.result(), 60) for each in (cancelled, neighbour)]
 
-        assert [result.text for result in results] == ["", "Grüße, Welt 😀"]
+        assert [text_of(result.outcome) for result in results] == ["", "Grüße, Welt 😀"]
         assert [result.usage.unknown for result in results] == [1, 0]
         assert len(server.asked) == 2
 
@@ -586,3 +586,20 @@ async def test_an_answer_without_end_is_cut_off() -> None:
     assert isinstance(result.outcome, ProviderFailed)
     assert result.outcome.code == "answer_too_large"
     assert asked < 80
+
+
+@pytest.mark.parametrize("read", ["text", "output"])
+async def test_turn_whose_provider_refuses_the_key_raises_where_its_answer_is_read(read: str) -> None:
+    replies = [Reply.error(401, {"error": {"message": "invalid x-api-key"}})]
+    async with ModelServer(replies) as server, Runtime("memory", agents=[Agent(connect(server))]) as runtime:
+        result = await (await runtime.session("chat")).run("hello")
+
+    with pytest.raises(TurnFailed, match="invalid x-api-key") as caught:
+        getattr(result, read)
+
+    assert "turn chat.1 did not finish: provider_failed: authentication" in str(caught.value)
+    assert "correct the model's name, key or address" in str(caught.value)
+    assert isinstance(caught.value, NoAnswer)
+    assert (result.failed, result.pending) == (True, ())
+    assert result.error == caught.value.summary
+    assert repr(result).startswith("TurnResult('chat.1', ProviderFailed(code='authentication', message='")

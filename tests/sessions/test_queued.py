@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from perdure import Agent, ModelRequest, ProcessContext, Runtime, ToolCall, TurnFailed, process, tool
+from perdure import Agent, ModelRequest, ProcessContext, Runtime, ToolCall, TurnPending, process, tool
 from perdure.engine.lease import LeaseTerms
 from perdure.errors import InvalidDefinition
 from perdure.model.outcome import Queued
@@ -56,14 +56,18 @@ async def test_a_run_behind_a_parked_turn_says_what_it_waits_behind(place: Place
     assert [(call.call_id, call.tool) for call in result.outcome.calls] == [("s.1.1.0", "sign")]
     assert "s.1.1.0" in result.outcome.reason
     assert [m.text for m in result.new_messages] == ["hello"]
-    assert (result.text, result.waiting, result.tool_calls) == ("", False, [])
+    assert (result.waiting, result.tool_calls) == (False, [])
+    with pytest.raises(
+        TurnPending, match=r"s\.2 has no answer yet: queued: turn s\.1 waits.*session\.approve\('s\.1\.1\.0'\)"
+    ):
+        _ = result.text
 
 
 async def test_queued_is_no_end_and_the_same_key_returns_the_result_later(place: Place) -> None:
     async with place.runtime(clerk()) as runtime:
         session = await parked(runtime)
         queued = await soon(session.run("hello", key="k"))
-        with pytest.raises(TurnFailed, match="queued"):
+        with pytest.raises(TurnPending, match="queued"):
             queued.raise_for_outcome()
         await session.approve("s.1.1.0")
         again = await soon(session.run("hello", key="k"))

@@ -1,6 +1,9 @@
 """What a turn led to, as its caller reads it: typed output, repair, usage, budgets."""
 
 import asyncio
+import subprocess
+import sys
+import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,9 +13,21 @@ import msgspec
 import pydantic
 import pytest
 
-from perdure import Agent, Budget, ModelRequest, ModelResponse, Runtime, ToolCall, TurnFailed, Usage, tool
+from perdure import (
+    Agent,
+    Budget,
+    ModelRequest,
+    ModelResponse,
+    Runtime,
+    ToolCall,
+    ToolContext,
+    TurnFailed,
+    TurnPending,
+    Usage,
+    tool,
+)
 from perdure.errors import ProviderError, UnknownSession, UnknownTurn
-from perdure.model.outcome import BudgetSpent, Finished, Incomplete
+from perdure.model.outcome import BudgetSpent, Finished, Incomplete, text_of
 from perdure.model.session import InboxRow
 from perdure.model.tool import Cancelled, Ok
 from perdure.stores.memory import MemoryStore
@@ -89,14 +104,14 @@ async def test_repair_is_given_up_after_two_attempts(place: Place) -> None:
 
         assert isinstance(result.outcome, Incomplete)
         assert result.outcome.reason.startswith("the output did not validate")
-        assert result.text == "three"
+        assert result.outcome.text == "three"
         with pytest.raises(TurnFailed) as caught:
             _ = result.output
         assert (caught.value.kind, caught.value.turn_id) == ("incomplete", "chat.1")
         assert model.remaining == 1
     async with place.runtime(Agent(ScriptedModel(["7"]), output=int)) as runtime:
         session = await runtime.session("chat")
-        assert (await session.result("chat.1")).text == "three"
+        assert text_of((await session.result("chat.1")).outcome) == "three"
         assert (await session.run("again")).output == 7
 
 
@@ -167,7 +182,8 @@ async def test_an_answer_that_was_cut_short_is_incomplete(place: Place, stop: An
         result = await session.run("go")
 
         assert result.outcome == Incomplete(stop, "half an ans")
-        assert result.text == "half an ans"
+        with pytest.raises(TurnFailed, match=r"incomplete.*read the partial text as result\.outcome\.text"):
+            _ = result.text
         with pytest.raises(TurnFailed, match="incomplete"):
             result.raise_for_outcome()
         assert (await session.run("go on")).text == "whole"
@@ -254,8 +270,13 @@ async def test_a_result_shows_itself() -> None:
     result = await agent.run("go")
 
     assert repr(result).startswith("TurnResult('s-")
-    assert "finished" in repr(result)
-    assert len(repr(result)) < 140
+    assert f"Finished(text='{'a' * 100}'" in repr(result)
+
+
+async def test_a_result_shows_itself_in_a_bounded_line() -> None:
+    result = await Agent(ScriptedModel(["a" * 10_000])).run("go")
+
+    assert len(repr(result)) < 300
 
 
 async def test_a_long_history_read_by_many_at_once_is_the_same_for_all(place: Place) -> None:
@@ -323,3 +344,68 @@ async def test_what_was_tried_is_told_as_it_is_read_later(tmp_path: Path) -> Non
 
     assert live.model_calls == later.model_calls
     assert live.model_calls[0].attempts[0].at > 0
+
+
+def test_program_that_prints_the_text_of_a_failed_turn_ends_with_an_error(tmp_path: Path) -> None:
+    program = textwrap.dedent("""
+        from perdure import Agent
+        from perdure.errors import ProviderError
+        from perdure.testing import FunctionModel
+
+        def refuses(request):
+            raise ProviderError("invalid x-api-key", code="authentication")
+
+        print(Agent(FunctionModel(refuses)).run_sync("Do I need an umbrella?").text)
+    """)
+
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path, timeout=60)
+
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert "TurnFailed" in ended.stderr.splitlines()[-1]
+    assert "invalid x-api-key" in ended.stderr.splitlines()[-1]
+
+
+@tool(approval="ask")
+async def sign() -> str:
+    return "signed"
+
+
+@tool(deferred=True)
+async def build(ctx: ToolContext) -> str:
+    ctx.defer()
+    return "begun"
+
+
+@pytest.mark.parametrize("read", ["text", "output"])
+@pytest.mark.parametrize(
+    ("name", "kind", "verb"),
+    [
+        ("sign", "approval", "session.approve('chat.1.1.0') or session.reject('chat.1.1.0', 'reason')"),
+        ("build", "deferred", "runtime.resolve(key, value) with the key of chat.1.1.0"),
+    ],
+)
+async def test_turn_that_waits_raises_where_its_answer_is_read_and_names_the_verb(
+    place: Place, read: str, name: str, kind: str, verb: str
+) -> None:
+    async with place.runtime(Agent(ScriptedModel([[ToolCall("a", name)]]), tools=[sign, build])) as runtime:
+        result = await (await runtime.session("chat")).run("go")
+
+        with pytest.raises(TurnPending) as caught:
+            getattr(result, read)
+
+    assert f"turn chat.1 has no answer yet: waiting: {name} (chat.1.1.0) waits for {kind}" in str(caught.value)
+    assert f"answer with {verb}, then read it with `await session.result('chat.1')`" in str(caught.value)
+    assert not isinstance(caught.value, TurnFailed)
+    assert (result.failed, result.error, len(result.pending)) == (False, None, 1)
+    assert "Waiting(" in repr(result)
+
+
+async def test_chat_of_an_agent_raises_for_an_answer_that_does_not_exist() -> None:
+    def refuses(request: ModelRequest) -> str:
+        raise ProviderError("invalid x-api-key", code="authentication")
+
+    chat = Agent(FunctionModel(refuses)).chat()
+    result = await chat.run("hello")
+
+    with pytest.raises(TurnFailed, match="invalid x-api-key"):
+        _ = result.text

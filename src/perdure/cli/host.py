@@ -22,6 +22,7 @@ from perdure.errors import (
     NotFound,
     PerdureError,
     SessionDeleted,
+    TurnFailed,
     UnknownCall,
     UnknownProcess,
     UnknownSession,
@@ -87,6 +88,7 @@ HINTS: dict[type[PerdureError], str] = {
     UnknownCall: "; `perdure pending` lists what waits for a person",
     UnknownSession: ": `perdure sessions` shows what is",
     UnknownProcess: "; `perdure ps --all` shows what is",
+    TurnFailed: "; `perdure doctor` lists turns that are stuck",
 }
 """What an error advises here, in place of its hint for Python code."""
 

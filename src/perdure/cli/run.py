@@ -74,7 +74,7 @@ from perdure.model.event import (
 )
 from perdure.model.ids import check_session_id, split, turn_id
 from perdure.model.message import Scalar
-from perdure.model.outcome import LimitReached, PendingCall, Queued, Waiting, kind_of
+from perdure.model.outcome import LimitReached, PendingCall, Queued, Waiting, kind_of, text_of
 from perdure.model.tool import ToolOutcome
 from perdure.plugins.operations import OperationDefinition, OperationOutcome
 from perdure.ports.store import OnDisk, Store
@@ -419,9 +419,17 @@ def _report(result: TurnResult[Any], wish: Wish) -> None:
     if wish.json:
         print_json(result_json(result))
         return
-    if result.text and not is_terminal():
-        print_value(result.text)
+    if (text := text_of(result.outcome)) and not is_terminal():
+        print_value(text)
+    if not _explain(result) and wish.session is None and sys.stderr.isatty():
+        complain(f"go on with --session {result.session_id}")
+
+
+def _explain(result: TurnResult[Any]) -> bool:
+    """Write to stderr why a turn has no answer, and how a call that it waits for is answered. True if it has none."""
     kind = kind_of(result.outcome)
+    if kind == "finished":
+        return False
     if isinstance(result.outcome, Waiting):
         for call in result.outcome.calls:
             complain(f"turn {result.turn_id} waits: {_how_to_answer(call)}")
@@ -432,13 +440,12 @@ def _report(result: TurnResult[Any], wish: Wish) -> None:
             complain(f"turn {result.outcome.behind} waits: {_how_to_answer(call)}")
         if result.outcome.behind is not None:
             complain(f"then: perdure run … --session {result.session_id} --resume")
-    elif kind != "finished":
+    else:
         reason = next((v for n in ("message", "reason", "which") if (v := getattr(result.outcome, n, ""))), "")
         if isinstance(result.outcome, LimitReached):
             reason = TurnFailed(result.turn_id, kind, msgspec.to_builtins(result.outcome)).why
         complain(f"turn {result.turn_id}: {kind}{': ' if reason else ''}{reason}")
-    elif wish.session is None and sys.stderr.isatty():
-        complain(f"go on with --session {result.session_id}")
+    return True
 
 
 def _how_to_answer(call: PendingCall) -> str:
@@ -571,8 +578,9 @@ class LiveTurn:
     def ended(self, result: TurnResult[Any]) -> None:
         """The turn is over: what was not seen live is shown now."""
         self._break()
-        if result.text and result.text.strip() not in self._said:
-            self._out.print(styled(result.text))
+        text = text_of(result.outcome)
+        if text and text.strip() not in self._said:
+            self._out.print(styled(text))
 
     # ------------------------------------------------------------------ how it looks
 
@@ -680,7 +688,8 @@ def call(
                 print_json(_as_json(outcome, results))
             else:
                 for result in results:
-                    complain(f"turn {result.turn_id}: {kind_of(result.outcome)}: {brief(result.text, 200)}")
+                    if not _explain(result):
+                        complain(f"turn {result.turn_id}: {kind_of(result.outcome)}: {brief(result.text, 200)}")
             await finish(runtime.wait_idle(), "waiting for work in the background")
         return next((code for result in results if (code := EXIT_CODES[kind_of(result.outcome)])), 0)
 

@@ -15,6 +15,7 @@ from msgspec import Struct
 from perdure import Runtime
 from perdure.errors import PerdureError
 from perdure.examples.coder import write_project
+from perdure.model.outcome import text_of
 from perdure.workspace.checks import KEY
 
 LIMIT = 120.0
@@ -119,7 +120,7 @@ class KilledCoder:
             tests = await runtime.handle(f"{result.tool_calls[0].call_id}.{KEY}").record()
             report.confined_by = (tests.registration.input.get("sandbox") or {}).get("how", "")
             report.edits = len([each for each in await session.edits() if each.status == "applied"])
-        report.text = result.text
+        report.text = text_of(result.outcome) or repr(result)
         report.test_runs_asked = len([each for each in result.tool_calls if each.tool == "run_test"])
         report.test_runs_begun = self._count("began")
         if report.test_runs_begun != report.test_runs_asked:

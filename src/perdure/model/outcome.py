@@ -132,6 +132,11 @@ Outcome: TypeAlias = (
 )
 
 
+def text_of(outcome: Outcome) -> str:
+    """Return the text of an outcome: the answer of Finished, the partial text of Incomplete, "" of every other one."""
+    return outcome.text if isinstance(outcome, Finished | Incomplete) else ""
+
+
 def kind_of(outcome: Outcome) -> str:
     """The stable snake_case name of an outcome: its tag on the wire."""
     tag = type(outcome).__struct_config__.tag

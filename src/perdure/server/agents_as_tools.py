@@ -37,7 +37,7 @@ from perdure.model.codec import clean_text
 from perdure.model.event import AnyEvent, RateLimitWait, ToolFinished, ToolProgress, ToolStarted
 from perdure.model.ids import mint, split
 from perdure.model.message import Message, Scalar
-from perdure.model.outcome import PendingCall, Queued, Waiting
+from perdure.model.outcome import PendingCall, Queued, Waiting, text_of
 from perdure.model.session import ListedSession
 from perdure.ports.store import Store
 from perdure.runtime import Runtime
@@ -362,7 +362,7 @@ class AgentServer:
 
     def _shown(self, result: TurnResult[Any]) -> types.CallToolResult:
         status, pending = outcome_kind(result.outcome), [self._pending(call) for call in result.pending]
-        text = result.error if result.failed else result.text
+        text = result.error or text_of(result.outcome)
         if isinstance(result.outcome, Waiting | Queued):
             what = ", ".join(f"{call['kind']} of {call['tool']} ({call['call_id']})" for call in pending)
             turn = self._outside(result.turn_id)
@@ -371,12 +371,12 @@ class AgentServer:
             "session": self._outside(result.session_id),
             "turn": self._outside(result.turn_id),
             "status": status,
-            "text": text or "",
+            "text": text,
             "output": getattr(result.outcome, "value", None),
             "pending": pending,
         }
         return types.CallToolResult(
-            content=[types.TextContent(text=text or "")], structured_content=shown, is_error=result.failed
+            content=[types.TextContent(text=text)], structured_content=shown, is_error=result.failed
         )
 
     # ------------------------------------------------------------------ clients that give up

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, Self, TypeVa
 
 import msgspec
 
-from perdure.errors import NotRevived, TurnFailed
+from perdure.errors import NoAnswer, NotRevived, TurnFailed, TurnPending
 from perdure.graph.view import TurnView, model_calls, turn_view
 from perdure.model import validate
 from perdure.model.codec import copied
@@ -17,6 +17,9 @@ from perdure.model.outcome import Finished, Outcome, PendingCall, Queued, Waitin
 from perdure.model.plugin import Issue
 from perdure.model.record import Record, slots
 from perdure.model.tool import ToolRecord
+
+MAX_SHOWN = 200
+"""Characters of an outcome in the representation of its result."""
 
 T = TypeVar("T")
 A_co = TypeVar("A_co", covariant=True)
@@ -44,6 +47,7 @@ class Answering(Protocol[A_co]):
 class TurnResult(Generic[T_co]):
     """How a turn ended, or that it waits. Details are read from its records when they are asked for.
 
+    `text` and `output` raise NoAnswer unless the turn finished. Everything else can be read of every turn.
     `agent` is the name of the agent whose turn it was.
     """
 
@@ -92,23 +96,27 @@ class TurnResult(Generic[T_co]):
 
     @property
     def text(self) -> str:
-        """The answer; for a turn that did not finish, what there is of one."""
-        return getattr(self.outcome, "text", "")
+        """Return the answer. Raises TurnFailed if the turn ended without one, TurnPending if it waits or is queued.
+
+        Partial text of a turn that ended early is `outcome.text`, where `outcome` is an Incomplete.
+        """
+        return self._finished().text
 
     @property
     def output(self) -> T_co:
-        """The typed output, or the text when the agent declares none. Raises TurnFailed unless finished, and NotRevived
-        when an agent of another type has answered, or this one before its type was changed.
+        """Return the typed output, or the text if the agent declares none.
+
+        Raises NoAnswer as `text` does, and NotRevived if an agent of another type has answered, or this one before its
+        type was changed.
 
         In a session that was opened by a name, and in a Runtime that lacks the agent, a typed output is the JSON value
         that it was made of.
         """
-        self.raise_for_outcome()
-        assert isinstance(self.outcome, Finished)
+        finished = self._finished()
         if self._revive is None:
-            return cast(T_co, self.outcome.text if self.outcome.value is None else self.outcome.value)
+            return cast(T_co, finished.text if finished.value is None else finished.value)
         try:
-            return cast(T_co, self._revive(self.outcome))
+            return cast(T_co, self._revive(finished))
         except ValueError as error:
             raise NotRevived(f"turn {self.turn_id}", f"the output of agent {self.agent!r}", str(error)) from None
 
@@ -121,13 +129,18 @@ class TurnResult(Generic[T_co]):
         )  # fmt: skip
 
     def raise_for_outcome(self) -> Self:
-        """Raise TurnFailed unless the turn finished; returns itself, for chaining."""
-        if not isinstance(self.outcome, Finished):
-            raise self._failure()
+        """Raise what `text` raises unless the turn finished; returns itself, for chaining."""
+        self._finished()
         return self
 
-    def _failure(self) -> TurnFailed:
-        return TurnFailed(self.turn_id, kind_of(self.outcome), msgspec.to_builtins(self.outcome))
+    def _finished(self) -> Finished:
+        if isinstance(self.outcome, Finished):
+            return self.outcome
+        raise self._no_answer()
+
+    def _no_answer(self) -> NoAnswer:
+        kind = TurnPending if isinstance(self.outcome, Waiting | Queued) else TurnFailed
+        return kind(self.turn_id, kind_of(self.outcome), msgspec.to_builtins(self.outcome))
 
     @property
     def failed(self) -> bool:
@@ -137,7 +150,7 @@ class TurnResult(Generic[T_co]):
     @property
     def error(self) -> str | None:
         """Why it failed, in words; None unless it did. `outcome` has the parts."""
-        return str(self._failure()) if self.failed else None
+        return self._no_answer().summary if self.failed else None
 
     @property
     def pending(self) -> tuple[PendingCall, ...]:
@@ -174,5 +187,5 @@ class TurnResult(Generic[T_co]):
         return isinstance(self.outcome, Waiting)
 
     def __repr__(self) -> str:
-        text = self.text if len(self.text) <= 60 else f"{self.text[:57]}…"
-        return f"TurnResult({self.turn_id!r}, {kind_of(self.outcome)}, text={text!r})"
+        shown = repr(self.outcome)
+        return f"TurnResult({self.turn_id!r}, {shown if len(shown) <= MAX_SHOWN else f'{shown[:MAX_SHOWN]}…'})"
