@@ -150,6 +150,7 @@ soak: $(DEV) ## Run for long under load, kills, stops and leavings (an hour)
 	$(BIN)/python tests/soak/run.py
 	$(BIN)/python tests/soak/run_functions.py
 	$(BIN)/python tests/soak/races.py
+	$(BIN)/python tests/soak/run_stops.py
 
 fuzz: $(DEV) ## Every property test and state machine, with many more examples
 	PERDURE_FUZZ=full $(PYTEST) -n $(JOBS) -m "hypothesis or fuzz"

@@ -86,6 +86,7 @@
     │   ├── CommandsUnavailable commands cannot be run here: not on this platform, or not with this store
     │   ├── McpUnavailable      an MCP server is down, or was refused
     │   ├── SearchUnavailable   the store keeps no index of words
+    │   ├── SignalsUnavailable  signals reach the main thread of a program only
     │   ├── InputFilterMissing  its agent's inputs are filtered, and this Runtime has no filter for them
     │   └── ProviderUnavailable its agent, and so its model, is not part of this Runtime
     ├── ProviderError         a model call failed; `retryable` says what happens next
@@ -1046,6 +1047,18 @@ class SearchUnavailable(Unavailable):
     def __init__(self, why: str) -> None:
         self.why = why
         super().__init__(why)
+
+
+class SignalsUnavailable(Unavailable):
+    """Python runs signal handlers in the main thread of a program only."""
+
+    code = "signals_unavailable"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "signals reach the main thread only: call run_until_stopped() there, or elsewhere stop the Runtime with "
+            "`await runtime.drain(timeout=30)`"
+        )
 
 
 class InputFilterMissing(Unavailable):

@@ -22,6 +22,7 @@ from perdure.engine.limits import SpendLimits
 from perdure.engine.rate_limits import RateLimits
 from perdure.engine.rate_limits import checked as checked_limits
 from perdure.engine.runner import Activity, RuntimeMode, Stage, Supervisor
+from perdure.engine.stopping import ReadyFile, StopSignals, unless
 from perdure.engine.waits import ending, named, verify
 from perdure.engine.watcher import PeriodicJob, ScopeWatcher, WatchedKind
 from perdure.errors import (
@@ -104,6 +105,8 @@ log = logging.getLogger("perdure.runtime")
 
 DEFAULT_STORE = f"{STORE_FOLDER}/runtime.db"
 GRACE = 5.0
+STOP_GRACE = 30.0
+"""Seconds that running work has after a stop signal: what container platforms give a process by default."""
 
 
 class Runtime:
@@ -437,6 +440,8 @@ class Runtime:
         parts, self._parts = self._parts, None
         if parts is None:
             return
+        if parts.mode.leaving:
+            grace = 0  # a stop signal has cut it off: its grace is over
         parts.mode.advance(Stage.LEAVING)
         parts.activity.polled.set()
         async with self._opened:
@@ -477,6 +482,34 @@ class Runtime:
             self._work.drain()
             _ = self._background.spawn(see_to_needs(parts, self._work), "perdure drain")
         return await self._supervisor.finish(timeout)
+
+    async def run_until_stopped(
+        self, grace: float | None = STOP_GRACE, *, ready_file: str | os.PathLike[str] | None = None
+    ) -> None:
+        """Work until SIGTERM or SIGINT, then drain, and return. For the main thread, inside `async with`.
+
+        After the signal nothing new is claimed, and running turns and processes end or park. What still runs `grace`
+        seconds later is cancelled and recorded; a second signal does that at once. Afterwards leave the Runtime.
+
+        `ready_file` is made while this Runtime accepts work and touched at each renewal of its lease, for probes.
+        Raises SignalsUnavailable in another thread. No other part of Perdure installs signal handlers.
+        """
+        parts = self._open()
+        validate.seconds(grace, "grace")
+        with StopSignals() as stop:
+            with contextlib.ExitStack() as kept:
+                if ready_file is not None:
+                    accepts = lambda: not parts.mode.draining and self._store.held() is None  # noqa: E731
+                    kept.enter_context(ReadyFile(ready_file, self._worker, accepts).kept())
+                await stop.first.wait()
+            log.info("stopping: running work has %s s", grace)
+            if not await unless(stop.second, self.drain(grace)):
+                log.warning("what still runs is cut off, and goes on when the store is opened again")
+                parts.mode.advance(Stage.LEAVING)
+                parts.activity.polled.set()
+                self._work.leave_resting()
+                await self._background.stop()
+                await self._cut_off(parts)
 
     async def wait_idle(self, timeout: float | None = None) -> bool:
         """Wait until this store holds nothing that this Runtime could work on now; False when time ran out.

@@ -15,6 +15,7 @@ from perdure.cli.processes import logs, processes, ps, signal
 from perdure.cli.run import call, operations, run, send, steer
 from perdure.cli.sessions import answer, approve, cancel, delete, fork, pending, reject, sessions, settle, show
 from perdure.cli.usage import usage
+from perdure.cli.worker import worker
 
 app = typer.Typer(
     name="perdure",
@@ -49,6 +50,7 @@ app.command(rich_help_panel=WORK)(demo)
 app.command(rich_help_panel=WORK)(run)
 app.command(rich_help_panel=WORK)(send)
 app.command(rich_help_panel=WORK)(steer)
+app.command(rich_help_panel=WORK)(worker)
 app.command(rich_help_panel=WORK)(mcp)
 app.command(rich_help_panel=LOOK)(sessions)
 app.command(rich_help_panel=LOOK)(show)

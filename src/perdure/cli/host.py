@@ -161,7 +161,7 @@ async def reading(store: str | None) -> AsyncGenerator[Store, None]:
     """An existing store, opened to be read."""
     where = existing(store)
     opened = open_store(where)
-    async with _explained_wait(where):
+    async with explained_wait(where):
         await opened.open()
     try:
         yield opened
@@ -173,13 +173,13 @@ async def reading(store: str | None) -> AsyncGenerator[Store, None]:
 async def deciding(store: str | None) -> AsyncGenerator[Runtime, None]:
     """A Runtime on an existing store that accepts and answers, and runs nothing."""
     async with contextlib.AsyncExitStack() as stack:
-        async with _explained_wait(existing(store)):
+        async with explained_wait(existing(store)):
             runtime = await stack.enter_async_context(Runtime(existing(store), agents=[], recover=False))
         yield runtime
 
 
 @contextlib.asynccontextmanager
-async def _explained_wait(where: str) -> AsyncGenerator[None, None]:
+async def explained_wait(where: str) -> AsyncGenerator[None, None]:
     """Say what is waited for when the store's lock is not free: its holder may be stopped."""
     loop = asyncio.get_running_loop()
     timer = loop.call_later(1.0, complain, f"waiting for another process to close {where} …")

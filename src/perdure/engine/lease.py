@@ -87,6 +87,7 @@ class Worker:
         self._living: tuple[WorkerRow, ...] = ()  # other workers, as of the last look at their rows
         self._missed: dict[str, float] = {}  # agents that a worker had which is gone since then
         self.known: set[str] = set()
+        self.renewals: list[Callable[[], None]] = []  # called after each confirmed renewal, on any thread
         self.alive: set[str] | None = None  # the rows of workers have not been read yet
         self._deaths: dict[str, Death] = {}
         # Copies of what is on disk: the suspect that this worker runs; whether it has anything that was taken over
@@ -127,6 +128,8 @@ class Worker:
                 log.warning("the renewal of worker %s failed: %s", self.id, error)
             else:
                 self._renewed = at
+                for renewed in tuple(self.renewals):
+                    renewed()
 
         self._store.submit(Beat(self._row), done)
 
