@@ -177,9 +177,8 @@ def how(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Impl
 def sandbox(how: Implementation, tmp_path: Path) -> Confinement:
     """A root, `work`, in which all may be done."""
     (tmp_path / "work").mkdir()
-    return Confinement(
-        (str(tmp_path / "work"),), (os.path.realpath(sys.prefix), sys.base_prefix), accept=("git",), how=how
-    )
+    own = (os.path.realpath(sys.prefix), os.path.realpath(sys.base_prefix))
+    return Confinement((str(tmp_path / "work"),), own, accept=("git",), how=how)
 
 
 @pytest.fixture

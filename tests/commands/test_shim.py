@@ -166,8 +166,11 @@ async def test_what_is_missing_at_the_start_is_told_with_its_errno(commands: Com
     assert str(await commands.refused("true", cwd=tmp_path / "gone")) == "SpawnFailed(stage='cwd', number=2)"
     reasons = [status.reason for job in commands.jobs if (status := job.status())]
     assert reasons == ["exec 2", "exec 13", "cwd 2"]
-    failed = await commands.refused("there-is-no-such-program")
-    assert failed.reason == "its program cannot be run (ENOENT: No such file or directory)"
+    failed = await commands.refused("there-is-no-such-program", env={"PATH": "/a:/b"})
+    assert failed.reason == (
+        "its program cannot be run (ENOENT: No such file or directory): 'there-is-no-such-program' was looked for in "
+        "PATH='/a:/b'"
+    )
 
 
 async def test_folder_that_was_used_begins_nothing(commands: Commands) -> None:

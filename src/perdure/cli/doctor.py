@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Generator, Iterable
@@ -31,7 +30,7 @@ from perdure.cli.host import (
 from perdure.cli.processes import listed, state_of
 from perdure.cli.render import ago, complain, console, heading, plural, print_json, size, span, table, text_line
 from perdure.cli.run import load_agent
-from perdure.cli.sandbox import Confining, confining, report_sandbox
+from perdure.cli.sandbox import PYTHON_ADVICE, Confining, confining, no_python, report_sandbox
 from perdure.engine.journal import load
 from perdure.engine.waits import asked
 from perdure.errors import BlobMissing, PerdureError, StoreError
@@ -377,7 +376,9 @@ def doctor(
                 health = await examine(opened, deep)
                 health.models, needs = await examine_models(opened, given)
                 health.needs += needs
-            health.sandbox = await asyncio.to_thread(confining)
+            health.sandbox = await confining()
+            if why := health.sandbox.python:
+                health.needs.append(Advice("python", no_python(why), PYTHON_ADVICE))
         except StoreError as error:
             # The file itself is the patient: the typed error says what to do with it.
             if json:

@@ -15,6 +15,8 @@ What holds, and by what:
     files             a file system of its own: an empty one into which the granted folders are mounted, read-only or
                       not; what is protected is mounted read-only over itself, what is hidden is covered. Landlock says
                       the same once more where the kernel has it, and alone where there is no mount namespace
+    links             on the way to this Python are made again where no granted folder has them: as links, which grant
+                      nothing
     names to come     a folder that is protected or hidden and not there yet is made, empty, to be mounted over
     renaming          every folder between a root and what is protected in it is a mount too: those cannot be renamed
     network           a network namespace with nothing but its own loopback; seccomp refuses the other families, and
@@ -191,7 +193,7 @@ class Rules:
             word, _, value = field.partition(b" ")
             self.values.setdefault(word, []).append(value)
         self.how = self.one(b"how")
-        self.write, self.read = self.all(b"write"), self.all(b"read")
+        self.write, self.read, self.links = self.all(b"write"), self.all(b"read"), self.all(b"link")
         self.protect, self.hide, self.keep = self.all(b"protect"), self.all(b"hide"), self.all(b"keep")
         self.network, self.accept = self.one(b"network") == b"1", self.all(b"accept")
         self.computes = self.one(b"computes") == b"1"
@@ -563,6 +565,10 @@ class Root:
         writable = set(self.rules.write)
         for path in sorted({*self.rules.read, *writable}, key=lambda each: (each.count(b"/"), each)):
             self._bring(path, path in writable)
+        for path in self.rules.links:
+            if os.path.islink(self.OLD + path) and not os.path.lexists(path):
+                os.makedirs(os.path.dirname(path), 0o755, exist_ok=True)
+                os.symlink(os.readlink(self.OLD + path), path)
         for path in self.rules.protect:
             self._cover(path, hide=False)
         for path in self.rules.keep:
@@ -776,6 +782,8 @@ class Bubblewrap:
                 argv += [b"--perms", b"0444", b"--file", b"%d" % file, path]
             else:
                 argv += [b"--bind" if path in writable else b"--ro-bind-try", os.path.realpath(path), path]
+        for path in rules.links:
+            argv += [b"--symlink", os.readlink(path), path] if os.path.islink(path) else []
         for path in rules.protect:
             argv += self._below(rules.around(path, False), path, b"--ro-bind", make=True)
         for path in rules.keep:

@@ -52,6 +52,8 @@ NOT_INHERITED = frozenset(
 )  # fmt: skip
 """Variables of the host's that lead to what a confined command has of its own, or has not."""
 
+MOST_LINKS = 40
+"""Links that the kernel follows to open one path."""
 LOOKED_AT, DEEPEST = 500, 4
 """Folders that are searched for repositories in the roots of a command, and how far below a root."""
 NOT_ENTERED = frozenset({"node_modules", "__pycache__"})
@@ -207,13 +209,41 @@ def pids_group() -> str | None:
     return "/sys/fs/cgroup" if "pids" in controllers.split() and os.access("/sys/fs/cgroup", os.W_OK) else None
 
 
+def links_to(*paths: str) -> tuple[str, ...]:
+    """Return every symbolic link that the kernel follows to open the paths, each by a name without links before it."""
+    found = dict[str, None]()
+    for path in paths:
+        at, names, hops = "", path.split("/") if path.startswith("/") else [], 0
+        while names and hops < MOST_LINKS:
+            name, *names = names
+            if name == "..":
+                at = at.rpartition("/")[0]
+            elif name not in ("", "."):
+                step = f"{at}/{name}"
+                try:
+                    target = os.readlink(step)
+                except OSError:  # a folder, a file, or nothing
+                    at = step
+                    continue
+                hops += 1
+                found[step] = None
+                at, names = "" if target.startswith("/") else at, [*target.split("/"), *names]
+    return tuple(found)
+
+
 @dataclass(frozen=True, slots=True)
 class HelperPrograms:
-    """What runs in a sandbox besides the command: our own modules, by an interpreter."""
+    """What runs in a sandbox besides the command: our own modules, by an interpreter. `links` are the symbolic links on
+    the way to that interpreter and its folders.
+
+    `links` is computed once, when this module is imported: a command that may change the environment of this Python
+    could replace a link in it later.
+    """
 
     here: str = str(Path(__file__).parent)
     python: str = os.path.realpath(sys.executable)
-    prefix: str = sys.base_prefix
+    prefix: str = os.path.realpath(sys.base_prefix)
+    links: tuple[str, ...] = links_to(sys.executable, sys.prefix, sys.base_prefix, str(Path(__file__).parents[1]))
 
     @property
     def paths(self) -> tuple[str, str, str]:
@@ -221,6 +251,23 @@ class HelperPrograms:
 
 
 OWN = HelperPrograms()
+
+
+def _links(chosen: Confinement, granted: Iterable[str], own: HelperPrograms) -> list[str]:
+    """Return the links of this Python that the file system of a sandbox lacks.
+
+    In a virtual environment of uv, asdf, mise or Homebrew, `python` is a link to a link that is in no folder that is
+    granted. The sandbox gets the link, never what it leads to, so that it grants no file. Links in a granted folder are
+    there already, and the kernel follows links without asking Landlock.
+    """
+    if chosen.computes or chosen.how == "landlock":
+        return []
+    there = [*granted, "/proc", "/dev"]
+    return [
+        link
+        for link in own.links
+        if not any(f"{link}/".startswith(f"{each}/") or each.startswith(f"{link}/") for each in there)
+    ]
 
 
 def rules_of(chosen: Confinement, own: HelperPrograms = OWN) -> list[bytes]:
@@ -233,6 +280,7 @@ def rules_of(chosen: Confinement, own: HelperPrograms = OWN) -> list[bytes]:
     fields = {
         "write": chosen.write,
         "read": read,
+        "link": _links(chosen, (*chosen.write, *read), own),
         "protect": chosen.protect,
         "keep": protected_below(chosen) if chosen.how != "landlock" else (),
         "hide": chosen.hide,

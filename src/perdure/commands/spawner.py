@@ -16,13 +16,14 @@ import asyncio
 import contextlib
 import errno
 import os
+import shutil
 import signal
 import socket
 import stat
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -92,15 +93,18 @@ class StartRequest:
 
 @dataclass(frozen=True, slots=True)
 class SpawnFailed:
-    """The command never ran. `stage` is a key of `STAGES`, `number` an errno or 0."""
+    """The command never ran. `stage` is a key of `STAGES`, `number` an errno or 0. `searched` names its program and the
+    places where it was looked for."""
 
     stage: str
     number: int
+    searched: str = field(default="", repr=False)
 
     @property
     def reason(self) -> str:
         why = f" ({errno.errorcode.get(self.number, self.number)}: {os.strerror(self.number)})" if self.number else ""
-        return f"{STAGES.get(self.stage, self.stage)}{why}"
+        where = f": {self.searched}" if self.stage == "exec" and self.searched else ""
+        return f"{STAGES.get(self.stage, self.stage)}{why}{where}"
 
 
 def check(argv: Sequence[str], env: Mapping[str, str], cwd: str) -> None:
@@ -139,6 +143,25 @@ def check(argv: Sequence[str], env: Mapping[str, str], cwd: str) -> None:
     except OSError as error:
         raise InvalidCommand(f"the working directory {quoted(cwd)} cannot be used: {error.strerror}") from None
     _find_program(argv[0], env.get("PATH", DEFAULT_PATH), cwd)
+
+
+def searched(request: StartRequest) -> str:
+    """Name the program of a command, each link of it, and the places where it is looked for."""
+    name = request.argv[0]
+    if "/" in name:
+        found: str | None = os.path.join(request.cwd, name)
+        where = f"{quoted(name)} was looked for"
+    else:
+        path = request.env.get("PATH", DEFAULT_PATH)
+        found, where = shutil.which(name, path=path), f"{quoted(name)} was looked for in PATH={quoted(path)}"
+    if found is not None and (real := os.path.realpath(found)) != found:
+        where += f" ({found} leads to {real})"
+    if not request.rules:
+        return where
+    return (
+        f"{where}, inside the sandbox, which has the folders of the system and those that are granted. If it is "
+        "somewhere else, grant its folder: Workspace(read=[…])"
+    )
 
 
 def _find_program(name: str, path: str, cwd: str) -> None:
@@ -235,6 +258,8 @@ class Spawner:
                 first = prepared if number == 0 else None
                 ours = await (self._fork_shim(kind) if first is None else first.wait_forked())
                 answer = None if ours is None else await self._send(ours, message, request.pipes, identified)
+                if isinstance(answer, SpawnFailed):
+                    return replace(answer, searched=searched(request))
                 if answer is not None:
                     return answer
                 # The shim held the socket until its end, so there is none. The folder says how far it got.
