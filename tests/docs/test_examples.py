@@ -180,15 +180,51 @@ def test_a_decision_record_states_its_decision_and_has_its_four_parts(path: Path
     assert re.findall(r"^## (.+)$", text, re.MULTILINE) == ["Context", "Decision", "Consequences", "Rejected"]
 
 
-# Glossary
+# Glossary and terms
+
+
+GLOSSARY = ROOT / "CONTEXT.md"
+DEFINING = [GLOSSARY, ROOT / "ARCHITECTURE.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def term_rows(page: Path) -> list[str]:
+    """Return the first cells of the tables that define terms: all tables of CONTEXT.md, the section Terms elsewhere."""
+    text = page.read_text()
+    if page != GLOSSARY:
+        section = re.search(r"^## Terms$(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
+        text = section[1] if section else ""
+    rows = [line.split("|")[1].strip() for line in text.splitlines() if line.startswith("|")]
+    return [cell for cell in rows if cell != "Term" and set(cell) != {"-"}]
+
+
+def terms_of(page: Path) -> list[str]:
+    """Return the terms that a page defines, in lower case. A row may define several: `| **Plugin, hook** | … |`."""
+    return [term.lower() for cell in term_rows(page) for term in cell.strip("*").split(", ")]
 
 
 @pytest.mark.parametrize("name", perdure.__all__)
-def test_the_glossary_knows_every_public_name(name: str) -> None:
-    assert f"`{name}`" in (ROOT / "CONTEXT.md").read_text()
+def test_the_documentation_knows_every_public_name(name: str) -> None:
+    assert [page.name for page in DEFINING if page.name != "ARCHITECTURE.md" and f"`{name}`" in page.read_text()] != []
 
 
 def test_the_glossary_has_each_word_once() -> None:
-    words = re.findall(r"^\| \*\*(.+?)\*\*", (ROOT / "CONTEXT.md").read_text(), re.MULTILINE)
+    words = terms_of(GLOSSARY)
 
+    assert len(words) > 30
     assert len(words) == len(set(words))
+
+
+@pytest.mark.parametrize("page", [page for page in DEFINING if term_rows(page)], ids=name_of)
+def test_every_row_of_a_table_of_terms_defines_a_term(page: Path) -> None:
+    rows = term_rows(page)
+
+    assert [cell for cell in rows if not re.fullmatch(r"\*\*[^*]+\*\*", cell)] == []
+
+
+def test_no_term_is_defined_twice() -> None:
+    places: dict[str, list[str]] = {}
+    for page in DEFINING:
+        for term in terms_of(page):
+            places.setdefault(term, []).append(name_of(page))
+
+    assert {term: pages for term, pages in places.items() if len(pages) > 1} == {}
