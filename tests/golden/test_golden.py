@@ -21,6 +21,7 @@ import pytest
 from msgspec.structs import replace
 
 from perdure import Runtime, Workspace
+from perdure.codemode.dumps import key_beside, unseal
 from perdure.errors import (
     AlreadyAnswered,
     KeyConflict,
@@ -32,7 +33,7 @@ from perdure.errors import (
 from perdure.model import process as ends
 from perdure.model.edit import FileRestore, UndoneFile
 from perdure.model.tool import Cancelled, Denied, Failed, Ok, OutcomeUnknown, PreparedCall, ToolOutcome, ToolSpec
-from perdure.model.write import SessionFilter
+from perdure.model.write import ProcessFilter, SessionFilter
 from perdure.ports.tool import CallContext
 from perdure.sessions.result import TurnResult
 from perdure.stores.sqlite import SqliteStore, schema
@@ -570,6 +571,11 @@ async def filtered_inputs(golden: Golden) -> None:
     with pytest.raises(KeyConflict):
         await session.send("and 6000-7891 too", key="card-3")
     assert (await session.run("or 7000-1234")).text == "4: or [card]"
+    files = [path for path in golden.workspace.parent.rglob("*") if path.is_file()]
+    stored = b"".join(path.read_bytes() for path in files)
+    assert b"wait here with [card]" in stored
+    for number in (b"4000-1234", b"5000-4321", b"6000-7890", b"6000-7891", b"7000-1234"):
+        assert number not in stored
 
 
 async def edit_that_is_undone(golden: Golden) -> None:
@@ -591,6 +597,7 @@ async def processes_cut_off_in_a_step(golden: Golden) -> None:
     assert await golden.value("saving") == ["before-save done", "after-save done"]
     assert golden.done("saving") == ["after-save"]
     assert await golden.value("choosing") == [1, "choose done"]
+    assert golden.done("choosing") == ["choose"]
 
 
 async def process_cut_off_while_it_cleaned_up(golden: Golden) -> None:
@@ -766,6 +773,68 @@ async def test_doctor_finds_an_older_store_whole_and_tells_what_is_open(tmp_path
         "half.1",
         *(("in-monty.1", "in-cpython.1", "spending.1", "paying-by-card.2", "watching.1") if since_7 else ()),
     }
+
+
+RUNNING = {
+    "command.server": None,
+    "compiling.1.1.0.1": None,
+    "watching.monitor.lines.1": None,
+    "noting.monitor.notes.1": None,
+    "watching.monitor.lines": None,
+    "noting.monitor.notes": None,
+    "stepping": None,
+    "awaiting.1": None,
+    "gathering": None,
+    "choosing": None,
+    "saving": None,
+    "quitting": "enough",
+}
+"""Processes that were at work when schema 7 was cut off, with why they are asked to end."""
+
+
+async def test_schema_7_was_cut_off_in_every_state_that_its_list_names(tmp_path: Path) -> None:
+    store = SqliteStore(copied(HERE / "schema-7", tmp_path / "store"))
+    await store.open()
+    try:
+        rows = {row.registration.id: row for row in await store.processes(ProcessFilter(limit=100))}
+        accounts = {account.key: account.reserved for account in await store.accounts()}
+        waits = {wait.id for wait in await store.waits()}
+        sessions = {row.id: row for row in await store.sessions(SessionFilter())}
+        held, monty = sessions["compiling"], sessions["in-monty"]
+        dump = await store.dump(monty.sid, 1)
+    finally:
+        await store.close()
+
+    at_work = {name: row.record for name, row in rows.items() if name in RUNNING and row.status == "running"}
+    assert {name: each.cancel and each.cancel.reason for name, each in at_work.items()} == RUNNING
+    for name in ("command.server", "compiling.1.1.0.1", "watching.monitor.lines.1", "noting.monitor.notes.1"):
+        place = at_work[name].external_ref
+        assert (place["host"], place["boot"]) == (HOST, "boot of the maker")
+    assert {name for name in ("awaiting", "dozing") if rows[name].status == "waiting"} == {"awaiting", "dozing"}
+    assert accounts['"red"'] == RESERVED
+    assert waits >= {"booking.1.1.0:input#2", "building.1.1.0:deferred", "compiling.1.2.0:process"}
+    assert (held.state, held.reason) == ("parked", "waits for processes")
+    assert dump is not None
+    saved = unseal(dump[1].body, key_beside(store.path)).header
+    assert (saved.executor, saved.names) == ("monty", ("apple", "report"))
+
+
+@pytest.mark.parametrize("key", ["of the store", "another"])
+async def test_saved_interpreter_of_an_older_store_goes_on_under_its_key_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, key: str
+) -> None:
+    """Another key costs the session that its cells are run again. Another version of Monty costs the same."""
+    path = copied(HERE / "schema-7", tmp_path / "store")
+    if key == "another":
+        path.with_name("agent.db.code-key").write_bytes(bytes(range(32)))
+    caplog.set_level("INFO", "perdure")
+
+    async with opened(path, 7) as golden:
+        await cell_in_monty(golden)
+
+    refused = [record.getMessage() for record in caplog.records if "a saved state" in record.msg]
+    because = "it was changed, or saved under another key"
+    assert [text.rpartition(": ")[2] for text in refused] == ([because] if key == "another" else [])
 
 
 UPGRADE = """
