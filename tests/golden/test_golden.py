@@ -22,6 +22,7 @@ from msgspec.structs import replace
 
 from perdure import Runtime, Workspace
 from perdure.codemode.dumps import key_beside, unseal
+from perdure.commands.shim import TOKEN
 from perdure.errors import (
     AlreadyAnswered,
     KeyConflict,
@@ -817,6 +818,23 @@ async def test_schema_7_was_cut_off_in_every_state_that_its_list_names(tmp_path:
     assert dump is not None
     saved = unseal(dump[1].body, key_beside(store.path)).header
     assert (saved.executor, saved.names) == ("monty", ("apple", "report"))
+
+
+async def test_process_with_the_mark_of_a_command_of_another_boot_is_not_killed(tmp_path: Path) -> None:
+    path = copied(HERE / "schema-7", tmp_path / "store")
+    store = SqliteStore(path)
+    await store.open()
+    row = await store.process("command.server")
+    await store.close()
+    assert row is not None
+    mark = {TOKEN.decode(): row.record.external_ref["token"]}
+    with subprocess.Popen([sys.executable, "-c", "input()"], env=mark, stdin=subprocess.PIPE) as stranger:
+        async with opened(path, 7) as golden:
+            await command_that_ran(golden)
+        alive = stranger.poll() is None
+        stranger.communicate(b"\n")
+
+    assert (alive, stranger.returncode) == (True, 0)
 
 
 @pytest.mark.parametrize("key", ["of the store", "another"])
