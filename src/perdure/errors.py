@@ -59,6 +59,7 @@
     ├── Fenced                this owner was relieved; reload and stop writing
     ├── StoreError
     │   ├── StoreDamaged        refused to open: the file is not whole
+    │   │   ├── StoreEmptied      the database was deleted or replaced, and its lock file was not
     │   │   └── NotAStore         the file is another program's
     │   ├── StoreTooNew         written by a newer Perdure
     │   ├── StoreUnavailable    disk full, locked or read-only: retry when repaired
@@ -103,6 +104,7 @@ Exceptions carry ids and JSON, never live structs. The message is made from the 
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -781,6 +783,23 @@ class StoreDamaged(StoreError):
         )
 
 
+class StoreEmptied(StoreDamaged):
+    """The database is missing or empty, and its lock file notes acknowledged work: it was deleted or
+    replaced. Nothing was made in its place."""
+
+    code = "store_emptied"
+
+    def __init__(self, path: str) -> None:
+        self.path, self.why = path, "its lock file notes work that it does not hold"
+        StoreError.__init__(
+            self,
+            f"{path} is missing or empty, but {path}-lock notes that acknowledged transactions are missing from it, so "
+            "the database was deleted or replaced, or its -wal was removed: to begin anew, delete what is left of the "
+            f"old store with `perdure delete-store {shlex.quote(path)} --yes`; otherwise put the database back, "
+            "together with its -wal, or restore a backup",
+        )
+
+
 class NotAStore(StoreDamaged):
     """The file is a database of another program. Nothing in it was changed."""
 
@@ -808,14 +827,24 @@ class StoreUnavailable(StoreError):
 
 
 class StoreInUse(StoreError):
-    """An operation that needs the store closed everywhere. `workers` are the Runtimes that have."""
+    """An operation that needs the store closed everywhere. `workers` are the Runtimes that have it open, `commands` the
+    OS commands of it that still run. Neither, if another program has the file open."""
 
     code = "store_in_use"
 
-    def __init__(self, path: str, workers: list[str]) -> None:
-        self.path, self.workers = path, tuple(workers)
+    def __init__(self, path: str, workers: Sequence[str], commands: Sequence[str] = ()) -> None:
+        self.path, self.workers, self.commands = path, tuple(workers), tuple(commands)
         who = ", ".join(self.workers[:5])
-        super().__init__(f"{path} is open in {len(self.workers)} Runtimes ({who}): stop them, and try again")
+        problem = f"{path} is open in {len(self.workers)} Runtimes ({who}): stop them, and try again"
+        if not self.workers:
+            problem = f"another process has {path} open: close it there, and try again"
+        if self.commands and not self.workers:
+            ids = ", ".join(self.commands[:5])
+            problem = (
+                f"{len(self.commands)} commands of {path} still run ({ids}): end them with `perdure cancel ID`, and "
+                "try again"
+            )
+        super().__init__(problem)
 
 
 class StoreMoved(StoreError):

@@ -77,3 +77,31 @@ def test_what_was_not_used_for_long_is_pruned_when_that_is_confirmed(store: Path
     assert "say --yes" in asked.stderr
     assert young.stdout == "forgot 0 sessions and 0 processes\n"
     assert gone.stdout == "forgot 1 session and 0 processes\n"
+
+
+def test_store_is_deleted_when_that_is_confirmed(store: Path) -> None:
+    store.with_name("agent.db.notes").touch()
+    asked = shell("delete-store", store)
+    there = store.exists()
+    deleted = shell_json("delete-store", store, "--yes")
+    again = shell("delete-store", store, "--yes")
+    names = [str(store), f"{store}-blobs", f"{store}-workers", f"{store}-lock"]
+
+    assert (asked.exit_code, there) == (2, True)
+    assert f"this would delete {', '.join(names)};" in asked.stderr
+    assert "say --yes" in asked.stderr
+    assert deleted == {"store": str(store), "deleted": names}
+    assert [each.name for each in store.parent.iterdir()] == ["agent.db.notes"]
+    assert (again.exit_code, again.stderr) == (2, f"perdure: there is no store at {store}\n")
+
+
+def test_removed_store_is_named_with_the_command_that_begins_anew(store: Path) -> None:
+    store.unlink()
+    refused = shell("run", "sample_agents:helper", "hello", store=store)
+    deleted = shell("delete-store", store, "--yes")
+    anew = shell("run", "sample_agents:helper", "hello", store=store)
+
+    assert refused.exit_code == 1
+    assert f"perdure delete-store {store} --yes" in refused.stderr
+    assert deleted.stdout == f"deleted {store}-blobs\ndeleted {store}-workers\ndeleted {store}-lock\n"
+    assert anew.exit_code == 0

@@ -1,4 +1,4 @@
-"""Copies, opens, restores or compacts a store in forked children, each killed one line later than the one before.
+"""Copies, opens, restores, compacts or deletes a store in forked children, each killed one line later than the last.
 
     python -m tests.crash.copying <what> <template> <folder>
 
@@ -58,7 +58,11 @@ def compact(folder: Path) -> None:
     maintenance.compact(folder / "agent.db", lambda done, whole: None, steps=5_000)  # often: it dies inside, too
 
 
-WORK = {"backup": backup, "restore": restore, "open": opening, "compact": compact}
+def delete(folder: Path) -> None:
+    maintenance.delete(folder / "agent.db")
+
+
+WORK = {"backup": backup, "restore": restore, "open": opening, "compact": compact, "delete": delete}
 
 
 def main(what: str, template: Path, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Copying, recognising, restoring and compacting a store, killed at every line.
+"""Copying, recognising, restoring, compacting and deleting a store, killed at every line.
 
 What must come of it, whatever the line:
 
@@ -7,6 +7,7 @@ What must come of it, whatever the line:
     restore    it is held, or refused, as before, and can be restored; or it has an id of its own and goes on.
                Never does it go on under the id of its original
     compact    everything is there, in as many pages as before or in fewer
+    delete     everything is there; or it is refused until it is deleted again; or nothing is there
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from pathlib import Path
 import pytest
 
 from perdure import Agent, Runtime
-from perdure.errors import StoreDamaged
+from perdure.errors import StoreDamaged, StoreEmptied
 from perdure.model.write import Accept
+from perdure.stores.sqlite.maintenance import delete, parts_of
 from perdure.testing import ScriptedModel
 from tests.kit import texts
 
@@ -153,3 +155,26 @@ async def copy_without_lock(folder: Path, template: Path) -> str:
     shutil.copy(folder / "agent.db", template / "copy.db")
     shutil.copytree(folder / "agent.db-blobs", template / "copy.db-blobs")
     return own
+
+
+async def test_a_killed_deletion_leaves_a_whole_store_or_one_that_is_refused_until_it_is_deleted(
+    tmp_path: Path,
+) -> None:
+    own = await original(tmp_path / "template")
+    ends = set()
+    for folder, _ in killed_everywhere("delete", tmp_path / "template", tmp_path / "killed"):
+        path = folder / "agent.db"
+        if path.exists():
+            ends.add("whole")
+            assert await history(path) == (SAID, own, None)
+        elif parts_of(path):
+            ends.add("refused")
+            with pytest.raises(StoreEmptied, match="perdure delete-store"):
+                await history(path)
+            delete(path)
+            assert parts_of(path) == []
+        else:
+            ends.add("gone")
+        shutil.rmtree(folder)
+
+    assert ends == {"whole", "refused", "gone"}

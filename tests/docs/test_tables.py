@@ -23,7 +23,7 @@ def rows(page: str, heading: str = "") -> set[str]:
     if heading:
         text = text.split(f"\n## {heading}\n")[1].partition("\n## ")[0]
     first = [line.split(" | ")[0] for line in text.splitlines() if line.startswith("| `")]
-    return {name for cell in first for name in re.findall(r"`([A-Za-z_]+)", cell)}
+    return {name for cell in first for name in re.findall(r"`([A-Za-z_][A-Za-z_-]*)", cell)}
 
 
 CONFIGURED: list[Any] = [Runtime, Agent, Workspace, Budget]

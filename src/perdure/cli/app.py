@@ -9,7 +9,7 @@ import typer
 from perdure import __version__
 from perdure.cli.demo import demo
 from perdure.cli.doctor import doctor
-from perdure.cli.maintenance import backup, compact, prune, restore
+from perdure.cli.maintenance import backup, compact, delete_store, prune, restore
 from perdure.cli.mcp import mcp
 from perdure.cli.processes import logs, processes, ps, signal
 from perdure.cli.run import call, operations, run, send, steer
@@ -73,4 +73,5 @@ app.command(rich_help_panel=KEEP)(backup)
 app.command(rich_help_panel=KEEP)(restore)
 app.command(rich_help_panel=KEEP)(compact)
 app.command(rich_help_panel=KEEP)(prune)
+app.command(rich_help_panel=KEEP)(delete_store)
 app.add_typer(processes, name="processes", rich_help_panel=DECIDE)

@@ -1,10 +1,13 @@
-"""`perdure backup`, `restore`, `compact` and `prune`: copies of a store, and keeping one small."""
+"""`perdure backup`, `restore`, `compact`, `prune` and `delete-store`: copies of a store, keeping one small, and its
+end."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Callable, Generator
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -13,6 +16,7 @@ from perdure.cli.host import FAILED, JsonOption, Refusal, StoreOption, deciding,
 from perdure.cli.processes import seconds_of
 from perdure.cli.render import console, plural, print_json, size, text_line
 from perdure.runtime import Runtime
+from perdure.stores import file_path
 
 
 def backup(
@@ -118,6 +122,42 @@ def prune(
         return 0
 
     perform(work, json)
+
+
+def delete_store(
+    store: Annotated[str, typer.Argument(metavar="STORE", help="The store's file.")],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Delete it. Without this, only say what would be.")] = False,
+    json: JsonOption = False,
+) -> None:
+    """Delete a store: its file, lock, blobs, workers and job folders.
+
+    It is refused while a process has the store open or a command of it runs. No link is followed.
+    """
+
+    async def work() -> int:
+        from perdure.stores.sqlite import maintenance
+
+        path = _unlinked(store)
+        if not (parts := maintenance.parts_of(path)):
+            raise Refusal(f"there is no store at {store}")
+        if not yes:
+            names = ", ".join(str(part) for part in parts)
+            raise Refusal(f"this would delete {names}; what is deleted cannot be brought back: say --yes")
+        deleted = [str(part) for part in maintenance.delete(path)]
+        if json:
+            print_json({"store": str(path), "deleted": deleted})
+        else:
+            for name in deleted:
+                text_line(console(), f"deleted {name}")
+        return 0
+
+    perform(work, json)
+
+
+def _unlinked(store: str) -> Path:
+    """Return the absolute path of a store without links in its folders. The file itself may be a link."""
+    given = Path(os.path.abspath(file_path(store)))
+    return given.parent.resolve() / given.name
 
 
 def _confirm(older_than: str) -> None:

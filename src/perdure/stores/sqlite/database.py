@@ -26,6 +26,7 @@ from perdure.errors import (
     NotAStore,
     PerdureError,
     StoreDamaged,
+    StoreEmptied,
     StoreTooNew,
     StoreUnavailable,
 )
@@ -389,6 +390,8 @@ class WriterFile:
         connection = None
         try:
             with reading(self._path):
+                if self._notes_work() and (not self._path.exists() or not self._path.stat().st_size):
+                    raise StoreEmptied(str(self._path))  # before SQLite makes a database there
                 connection = connect(self._path)
                 migrate(connection, self._path)
                 self._check_tail(connection)
@@ -402,6 +405,11 @@ class WriterFile:
             raise
         return connection
 
+    def _notes_work(self) -> bool:
+        """True if the lock file notes a transaction that its database must have."""
+        noted = self._lock.noted()
+        return bool(noted.tip or noted.place)
+
     def _check_tail(self, connection: sqlite3.Connection) -> None:
         """Refuse a database that lacks what was acknowledged last."""
         noted = self._lock.noted()
@@ -411,6 +419,8 @@ class WriterFile:
             found = connection.execute("SELECT crc FROM nodes WHERE place = ?", (noted.place,)).fetchone()
             whole = whole and found is not None and found[0] == noted.crc
         if not whole:
+            if not self._tip and connection.execute("SELECT 1 FROM nodes LIMIT 1").fetchone() is None:
+                raise StoreEmptied(str(self._path))
             raise StoreDamaged(
                 str(self._path),
                 "acknowledged transactions are missing: its WAL was cut or removed, or it is an old copy; "

@@ -335,6 +335,18 @@ def _open(path: Path, is_new: bool) -> SharedLock:
     return lock
 
 
+def is_open_elsewhere(path: Path) -> bool:
+    """True if another process has the database open. This process must have no connection to it."""
+    try:
+        descriptor = open_file(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        return _is_locked(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def _close_unused() -> None:
     for key, lock in list(_shared.items()):
         if lock.unused():

@@ -1,4 +1,4 @@
-"""Work on a whole store: copy it, restore a copy, compact it, and refuse one that lies under the project's old name.
+"""Work on a whole store: copy, restore, compact, delete, and refuse one that lies under the project's old name.
 
 A Runtime that worked on a copy while the original lives would do everything a second time, under the same idempotency
 keys. So a copy is *held*: it can be read and accepts inputs, but nothing in it can be claimed until a person calls
@@ -14,7 +14,8 @@ the copy held or restored; between the transaction and the note the copy stays r
 gives it one more id, which is harmless because nothing can have started under the first.
 
 `compact` rewrites a database that no Runtime has open. It is one transaction of SQLite, so a process that is killed in
-it leaves the file unchanged.
+it leaves the file unchanged. A process that is killed in `delete` leaves a whole store, or a store that is refused
+until it is deleted.
 """
 
 from __future__ import annotations
@@ -32,16 +33,26 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from perdure.errors import BlobMissing, InvalidInput, StoreDamaged, StoreInUse, StoreMoved, StoreUnavailable
+from perdure.errors import (
+    BlobMissing,
+    InvalidInput,
+    NotAStore,
+    StoreDamaged,
+    StoreInUse,
+    StoreMoved,
+    StoreUnavailable,
+)
 from perdure.ports.store import OLD_STORE_FOLDER, STORE_FOLDER, Tell
 from perdure.stores.blobs import FileBlobs
 from perdure.stores.files import PRIVATE, access_of, make_parents, open_file, sync_folder
 from perdure.stores.os_process import new_store_id
 from perdure.stores.sqlite.database import BACKUP, COPY, ID, connect, is_referred_to, marks, migrate, put_mark, reading
-from perdure.stores.sqlite.locks import LockFile, LockNote, locked_files, workers_folder
+from perdure.stores.sqlite.locks import LockFile, LockNote, is_open_elsewhere, locked_files, workers_folder
 
 R = TypeVar("R")
 
+FOLDERS = ("-blobs", "-jobs", "-workers")
+"""Endings of the folders that a store has next to its database."""
 PAGES_AT_ONCE = 1024
 TRIES = 5
 """Attempts to copy a store whose blobs are swept during the copy, because sessions are deleted."""
@@ -252,6 +263,82 @@ def compact(path: Path, tell: Tell, steps: int = STEPS_BETWEEN_LOOKS) -> tuple[i
 def _size(connection: sqlite3.Connection) -> int:
     pages, size = (connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size"))
     return int(pages * size)
+
+
+# ---------------------------------------------------------------------- deleting one
+
+
+def parts_of(path: Path) -> list[Path]:
+    """Return the files and folders of a store that exist, in the order in which `delete` removes them.
+
+    The lock file is the last one: until it is gone, opening the path raises StoreEmptied, which names the command that
+    deletes the rest.
+    """
+    names = ("", "-journal", "-wal", "-shm", *FOLDERS, "-lock")
+    return [part for name in names if os.path.lexists(part := Path(f"{path}{name}"))]
+
+
+def delete(path: Path) -> list[Path]:
+    """Delete a store with its lock, blobs, workers and job folders. Returns the deleted parts.
+
+    Raises StoreInUse while any process has it open or a command of it runs, and NotAStore for the file of another
+    program. No link is followed: a link in the place of a part is refused before anything is deleted, and links inside
+    of a folder are removed themselves.
+    """
+    parts = parts_of(path)
+    if not parts:
+        raise InvalidInput(f"there is no store at {path}")
+    for part in parts:
+        if part.is_symlink() or part.is_dir() != str(part).endswith(tuple(f"{path}{each}" for each in FOLDERS)):
+            raise InvalidInput(
+                f"{part} is a link, or not what a store has there, and links are not followed: nothing was deleted; "
+                "move it away, or name the store that it leads to"
+            )
+    lock = LockFile(Path(f"{path}-lock"), access_of(path))
+    try:
+        if not lock.hold_nowait():
+            raise StoreInUse(str(path), [])
+        refuse_if_open(path)
+        if commands := _running(Path(f"{path}-jobs")):
+            raise StoreInUse(str(path), [], commands)
+        if is_open_elsewhere(path):
+            raise StoreInUse(str(path), [])
+        _check_deletable(path, lock)
+        for part in parts:
+            try:
+                if part.is_dir():
+                    shutil.rmtree(part)
+                else:
+                    part.unlink(missing_ok=True)  # SQLite removes some when its last connection closes
+            except OSError as error:
+                raise StoreUnavailable(
+                    f"cannot delete {error.filename or part}: {error.strerror or error}; delete the rest with the same "
+                    "command once that is repaired"
+                ) from None
+        lock.path.unlink(missing_ok=True)
+        sync_folder(path.parent)
+    finally:
+        lock.close()
+    return parts
+
+
+def _running(jobs: Path) -> list[str]:
+    """Return the ids of the commands of a store whose shims live."""
+    held = locked_files(jobs, "*/lock")
+    return [file.read_text(errors="replace").strip() or file.parent.name for file in held]
+
+
+def _check_deletable(path: Path, lock: LockFile) -> None:
+    """Raise NotAStore unless the database is ours. A damaged one is ours if its lock file has a note."""
+    if not path.exists() or not path.stat().st_size:
+        return
+    try:
+        connect(path).close()
+    except NotAStore:
+        raise
+    except StoreDamaged:
+        if lock.blank:
+            raise NotAStore(str(path)) from None
 
 
 # ---------------------------------------------------------------------- long work on a thread
