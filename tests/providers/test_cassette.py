@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from perdure import Agent, ModelRequest, Runtime, ToolCall, tool
 from perdure.errors import InvalidDefinition, ProviderError
-from perdure.model.outcome import ProviderFailed
+from perdure.model.outcome import Finished, ProviderFailed
 from perdure.testing import FunctionModel
-from perdure.testing.cassette import Cassette
+from perdure.testing.cassette import Cassette, Recorded, with_numbered_ids
 
 
 @tool
@@ -22,6 +23,13 @@ def weather(city: str) -> str:
 def model(request: ModelRequest) -> str | list[ToolCall]:
     last = request.messages[-1]
     return "Take an umbrella." if last.role == "tool" else [ToolCall("c1", "weather", {"city": "Bern"})]
+
+
+CALL = ToolCall(name="weather", args={"city": "Bern"})
+
+
+def recorded(path: Path) -> list[Recorded]:
+    return msgspec.convert(msgspec.json.decode(path.read_bytes())["recorded"], list[Recorded])
 
 
 async def run(cassette: Cassette, said: str = "Do I need an umbrella?") -> object:
@@ -91,3 +99,47 @@ def test_a_file_that_is_no_cassette_is_refused(tmp_path: Path, data: bytes | Non
     path.mkdir() if data is None else path.write_bytes(data)
     with pytest.raises(InvalidDefinition, match="no cassette"):
         Cassette(path, mode="replay")
+
+
+async def talk(cassette: Cassette, session: str | None) -> list[str]:
+    async with Runtime("memory", agents=[Agent(cassette, tools=[weather])]) as runtime:
+        chat = await (runtime.session() if session is None else runtime.session(session))
+        return [(await chat.run(said)).text for said in ("Do I need an umbrella?", "And now?")]
+
+
+@pytest.mark.parametrize("session", [None, "a session.1.2.3"])
+async def test_calls_of_a_model_that_gives_no_ids_are_replayed_in_another_session(
+    tmp_path: Path, session: str | None
+) -> None:
+    def asking(request: ModelRequest) -> str | list[ToolCall]:
+        last = request.messages[-1]
+        calls = [ToolCall(name="weather", args={"city": each}) for each in ("Bern", "Oslo")]
+        return "Take an umbrella." if last.role == "tool" else calls
+
+    path = tmp_path / "weather.json"
+    first = await talk(Cassette(path, FunctionModel(asking), mode="record"), None)
+    again = await talk(Cassette(path, mode="replay"), session)
+
+    assert first == again == ["Take an umbrella.", "Take an umbrella."]
+    assert {each.asked["messages"][-1]["parts"][0].get("call_id") for each in recorded(path)} == {None, "#2", "#4"}
+
+
+async def test_recording_of_an_earlier_version_is_replayed(tmp_path: Path) -> None:
+    """It has the ids of the session that was recorded."""
+    path = tmp_path / "weather.json"
+    given = FunctionModel(lambda request: model(request) if request.messages[-1].role == "tool" else [CALL])
+    await run(Cassette(path, given, mode="record"))
+    path.write_text(path.read_text().replace('"#1"', '"s-before.1.1.0"'))
+
+    assert isinstance(await run(Cassette(path, mode="replay")), Finished)
+
+
+async def test_two_results_in_another_order_are_another_question(tmp_path: Path) -> None:
+    def question(first: str, second: str) -> list[dict[str, object]]:
+        parts = [{"type": "tool_call", "id": f"s.1.1.{n}", "name": "w"} for n in range(2)]
+        results = [{"type": "tool_result", "call_id": f"s.1.1.{n}", "name": "w"} for n in (first, second)]
+        return [{"role": "assistant", "parts": parts}, {"role": "tool", "parts": results}]
+
+    one, other = (with_numbered_ids({"messages": question(*order)}) for order in ("01", "10"))
+
+    assert one != other

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import os
+import re
 from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -33,6 +34,12 @@ NO_ANSWER = frozenset(
     {"missing_key", "authentication", "no_network", "unreachable", "tls", "invalid_base_url", "provider_nonsense"}
 )
 """Failures that tell of the machine and not of the model: replayed, they would outlive their cause."""
+
+
+OWN_ID = re.compile(r".+\.\d+\.\d+\.\d+'*", re.DOTALL)
+"""Ids of tool calls as a Runtime makes them: session, turn, step, index, and a mark if it was taken already."""
+ID_FIELDS = {"tool_call": "id", "tool_result": "call_id"}
+"""The field with the id of a call, by the type of the part."""
 
 
 class Recorded(Struct, frozen=True, omit_defaults=True):
@@ -68,6 +75,7 @@ class Cassette:
         tape = self._load() if mode != "record" else None
         name = model if isinstance(model, str) else model.name if model is not None else ""
         self._tape = tape or _Tape(name, [])
+        self._questions = [with_numbered_ids(each.asked) for each in self._tape.recorded]
         self.name = self._tape.model or "cassette"
         self._used: dict[int, int] = {}  # how often each was replayed: equal questions are answered in their order
 
@@ -102,7 +110,7 @@ class Cassette:
         yield found.response
 
     def _find(self, asked: dict[str, Any]) -> Recorded | None:
-        equal = [index for index, each in enumerate(self._tape.recorded) if each.asked == asked]
+        equal = [index for index, question in enumerate(self._questions) if question == asked]
         if not equal:
             return None
         index = min(equal, key=lambda each: (self._used.get(each, 0), each))
@@ -125,6 +133,7 @@ class Cassette:
 
     def _keep(self, recorded: Recorded) -> None:
         self._tape.recorded.append(recorded)
+        self._questions.append(recorded.asked)
         self._used[len(self._tape.recorded) - 1] = 1
         self._path.parent.mkdir(parents=True, exist_ok=True)
         data = msgspec.json.format(msgspec.json.encode(self._tape), indent=2)
@@ -137,8 +146,8 @@ class Cassette:
         if not self._tape.recorded:
             return f"the cassette {self._path} is empty: run once with a model and a key, and without CI set"
         mine = _lines(asked)
-        nearest = max(self._tape.recorded, key=lambda each: _likeness(_lines(each.asked), mine))
-        diff = difflib.unified_diff(_lines(nearest.asked), mine, "recorded", "asked", lineterm="", n=1)
+        nearest = max((_lines(each) for each in self._questions), key=lambda each: _likeness(each, mine))
+        diff = difflib.unified_diff(nearest, mine, "recorded", "asked", lineterm="", n=1)
         shown = "\n".join(list(diff)[:40])
         return f"the cassette {self._path} has no answer to this; the nearest question differs:\n{shown}"
 
@@ -170,7 +179,30 @@ def _asked(request: ModelRequest) -> dict[str, Any]:
         list(request.provider_tools),
     )
     written: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(asked))  # as it will be read again
-    return written
+    return with_numbered_ids(written)
+
+
+def with_numbered_ids(asked: dict[str, Any]) -> dict[str, Any]:
+    """Replace the ids that a Runtime gave to tool calls by their position in the conversation.
+
+    A Runtime gives a call an id of its own if the model gives none. It begins with the session, which is another one in
+    the next run, so a question with such a call would never equal its recording.
+    """
+    numbers = dict[str, str]()
+
+    def numbered(part: Any) -> Any:
+        key = ID_FIELDS.get(str(part.get("type"))) if isinstance(part, dict) else None
+        if key is None or not OWN_ID.fullmatch(str(part.get(key, ""))):
+            return part
+        return {**part, key: numbers.setdefault(part[key], f"#{len(numbers) + 1}")}
+
+    def renumbered(message: Any) -> Any:
+        if not isinstance(message, dict) or not isinstance(message.get("parts"), list):
+            return message
+        return {**message, "parts": [numbered(part) for part in message["parts"]]}
+
+    messages = asked.get("messages")
+    return {**asked, "messages": [renumbered(each) for each in messages]} if isinstance(messages, list) else asked
 
 
 def _lines(asked: dict[str, Any]) -> list[str]:
