@@ -26,7 +26,7 @@ OTHERS := 3.11 3.12 3.13 3.14
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: help setup demo lint types imports prose check quick test test-all test-again test-crash test-mcp test-wire test-commands test-code mutants soak fuzz cover bench bench-peers format clean \
+.PHONY: help setup demo lint types imports prose check quick test gate test-all test-again gate-again test-crash test-mcp test-wire test-commands test-code mutants soak fuzz cover bench bench-peers format clean \
         $(addprefix smoke-,$(OTHERS))
 
 help: ## Show this list
@@ -84,18 +84,25 @@ format: $(DEV) ## Format the code and apply the safe fixes
 
 # Tests
 
-quick: check ## For the inner loop: quick checks, then the tests in memory, with one kill mode and few examples
-	$(PYTEST) -n $(JOBS) --quick
+# $(1) is a lane (tests/lanes.py). Where a run did not come to its end, what failed is not the whole of it: then its list is
+# removed, and test-again finds nothing to run.
+run_lane = rm -f $(FAILED); $(PYTEST) -n $(JOBS) --lane=$(1) --durations=15 || { [ $$? -eq 1 ] || rm -f $(FAILED); exit 1; }
 
-test: check ## The gate: quick checks, then the full test suite
-	@# Where a run did not come to its end, what failed is not the whole of it, and test-again finds nothing to run.
-	@rm -f $(FAILED)
-	@$(PYTEST) -n $(JOBS) --durations=15 || { [ $$? -eq 1 ] || rm -f $(FAILED); exit 1; }
+quick: check ## For the inner loop, in memory and with one kill mode. PKG=sessions,turn: what is nearest to them
+	@$(if $(PKG),paths=$$($(BIN)/python tests/nearest.py "$(PKG)") || exit 1;) $(PYTEST) -n $(JOBS) --lane=quick $(if $(PKG),$$paths)
+
+test: check ## Every behaviour once, on every store that needs nothing but Python: quick checks, then tests
+	@$(call run_lane,test)
+
+gate: $(DEV) ## What make test leaves: every way to die on every store, real kills at every point, fuzzing
+	@$(call run_lane,gate)
 
 test-again: $(DEV) ## After a test that failed: pass if it passes alone, unless it is about a promise
 	$(BIN)/python tests/again.py
 
-test-all: test $(addprefix smoke-,$(OTHERS)) ## test, then the smoke tests on every other Python found (3.11 to 3.14)
+gate-again: test-again ## The same after make gate
+
+test-all: test gate $(addprefix smoke-,$(OTHERS)) ## Everything, then the smoke tests on every other Python found (3.11 to 3.14)
 
 # $(1) is a version. Prints the first interpreter that really is that version: a shim on PATH may point nowhere.
 find_python = for python in python$(1) "$$HOME"/.pyenv/versions/$(1).*/bin/python \
@@ -106,7 +113,7 @@ find_python = for python in python$(1) "$$HOME"/.pyenv/versions/$(1).*/bin/pytho
 $(addprefix smoke-,$(OTHERS)): smoke-%: $(DEV)
 	@set -e; \
 	if $(BIN)/python -c 'import sys; sys.exit("%d.%d" % sys.version_info[:2] != "$*")'; then \
-	  echo "Python $*: had the full suite"; exit; fi; \
+	  echo "Python $*: had every test"; exit; fi; \
 	python=$$($(call find_python,$*)); \
 	if [ -z "$$python" ]; then echo "Python $*: not found"; exit; fi; \
 	stamp=$(VENV)-$*/.test-perdure-$(HERE); \
@@ -155,7 +162,7 @@ soak: $(DEV) ## Run for long under load, kills, stops and leavings (an hour)
 fuzz: $(DEV) ## Every property test and state machine, with many more examples
 	PERDURE_FUZZ=full $(PYTEST) -n $(JOBS) -m "hypothesis or fuzz"
 
-cover: $(DEV) ## Branch coverage of the full suite
+cover: $(DEV) ## Branch coverage of make test and make gate together
 	$(BIN)/coverage run -m pytest -q
 	$(BIN)/coverage report
 

@@ -1,4 +1,7 @@
-"""Run the tests that failed again, alone and several times: `python tests/again.py`, after pytest.
+"""Run the tests that failed again, alone and several times: `python tests/again.py`, after `make test` or `make gate`.
+
+Each lane begins with an empty list of failures and removes the list of a run that did not come to its end, so the list
+is that of the last lane. A failed case is run by its id, in no lane.
 
 A test that passes then depends on time or on its neighbours. It is named as unsteady, which is a defect of the test or
 of what it tests; the build goes on, because nobody can tell the two apart from one run on a busy machine.

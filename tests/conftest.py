@@ -2,12 +2,14 @@
 
 import faulthandler
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.fuzzing import FULL, cases
 from tests.kit import Place
+from tests.lanes import LANES, Counts, reason_of, selected, summary
 
 # The gate tries the same examples every time; new ones are for the fuzzer, whose finds are kept as examples.
 # None of them is a matter of time: what is slow on a busy machine is not wrong.
@@ -21,47 +23,49 @@ settings.register_profile(
 settings.register_profile("quick", settings.get_profile("perdure"), max_examples=10)
 settings.load_profile("perdure")
 
-LEFT_OUT = {"kill", "slow", "fuzz"}
-"""Markers of tests that `--quick` leaves to the gate."""
-FOLDERS = {"benchmarks", "cli", "docs", "golden", "oracles", "smoke", "soak"}
-"""Folders of tests that begin OS processes, take long, or change with the whole rather than with one module."""
-VARIANTS = 2
-"""Of a test with many parameters `--quick` runs so many, from all over its list."""
+LEFT = pytest.StashKey[int]()
+"""How many collected cases the lane of this run leaves to others."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--quick", action="store_true", help="For the inner loop: in memory, one kill mode, few examples.")
+    parser.addoption("--lane", choices=LANES, default="", help="Run the cases of one lane only; see tests/lanes.py.")
+    parser.addoption("--quick", action="store_const", const="quick", dest="lane", help="Short for --lane=quick.")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if config.getoption("--quick"):
+    if config.getoption("lane") == "quick":
         settings.load_profile("quick")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not config.getoption("--quick"):
+    lane = config.getoption("lane")
+    if not lane:
         return
-    variants: dict[str, list[pytest.Item]] = {}
-    for item in items:
-        if _is_quick(item):
-            variants.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    kept = {item for each in variants.values() for item in each[:: -(-len(each) // VARIANTS)]}
-    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
-    items[:] = [item for item in items if item in kept]
+    kept = selected(lane, items, config.args)
+    chosen = set(kept)
+    config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+    config.stash[LEFT] = len(items) - len(kept)
+    items[:] = kept
 
 
-def _is_quick(item: pytest.Item) -> bool:
-    """Whether `--quick` runs a test: without markers that say otherwise, and of its variants the first kind only.
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    output = getattr(session.config, "workeroutput", None)  # in a worker of pytest-xdist: what its controller reads
+    if output is not None:
+        output["left"] = session.config.stash.get(LEFT, 0)
 
-    Many tests run on every store and for every way to die (`before`, `lost`, …). In memory, and dying before a call is
-    applied, they find most mistakes in a fraction of the time.
-    """
-    if item.path.parent.name in FOLDERS or any(marker.name in LEFT_OUT for marker in item.iter_markers()):
-        return False
-    params = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
-    modes = [params.get("mode"), getattr(params.get("crash"), "mode", None)]
-    on_file = any(str(params.get(name)).startswith("sqlite") for name in ("place", "store"))
-    return not on_file and not {"lost", "hang", "late", "unheard"} & {mode for mode in modes if isinstance(mode, str)}
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Take over how many cases a worker left: every worker collects all of them."""
+    node.config.stash[LEFT] = getattr(node, "workeroutput", {}).get("left", 0)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    stats = terminalreporter.stats
+    ran = sum(len(stats.get(name, ())) for name in ("passed", "failed", "xfailed", "xpassed"))
+    skipped = [reason_of(report.longrepr) for report in stats.get("skipped", ())]
+    for line in summary(config.getoption("lane"), Counts(ran, skipped, config.stash.get(LEFT, 0))):
+        terminalreporter.write_line(line)
 
 
 @pytest.fixture

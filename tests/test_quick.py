@@ -24,7 +24,7 @@ def collected(*options: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_quick_leaves_files_and_all_but_one_way_to_die_to_the_gate() -> None:
+def test_quick_leaves_files_and_all_but_one_way_to_die_to_the_other_lanes() -> None:
     all_of_them, quick = collected(), collected("--quick")
 
     assert set(quick) < set(all_of_them)
