@@ -70,7 +70,8 @@ def unpack(commit: str, folder: Path, trees: Path = TREES) -> Path:
     with tempfile.TemporaryDirectory(dir=folder, prefix=f"{commit}-") as unfinished:
         whole = Path(unfinished) / "tree"
         with tarfile.open(fileobj=io.BytesIO(content), mode="r:xz") as archive:
-            archive.extractall(whole, filter="data")
+            archive.extraction_filter = getattr(tarfile, "data_filter", None)  # Python 3.11.2 has none
+            archive.extractall(whole)
         try:
             whole.rename(target)
         except OSError:
