@@ -109,6 +109,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 MAX_QUOTED = 500
+PAGE = "docs/troubleshooting.md"
+"""The page that has an entry for every class of this module."""
 
 
 def quoted(value: object) -> str:
@@ -124,10 +126,21 @@ class PerdureError(Exception):
     """Base of everything Perdure raises at its host. `code` is stable; the text may improve.
 
     `summary` is the text without its `hint`, which speaks of Python: a model, or a person at a shell, has other means.
+    `page` is the entry of the documentation.
     """
 
     code = "perdure_error"
     hint = ""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args)
+        self.add_note(f"See {self.page}")
+
+    @property
+    def page(self) -> str:
+        """Where the documentation says what to do: a page and its heading. A traceback ends with it, as a note."""
+        known = next(kind for kind in type(self).__mro__ if kind.__module__ == __name__)
+        return f"{PAGE}#{known.__name__.lower()}"
 
     @property
     def summary(self) -> str:

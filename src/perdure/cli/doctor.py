@@ -43,7 +43,7 @@ from perdure.model.monitor import MONITOR_KIND
 from perdure.model.outcome import PendingCall
 from perdure.model.process import ProcessRow, Success, WakeRow
 from perdure.model.record import Ended, Record, Said
-from perdure.model.session import SessionRow, WorkerRow, load_settings
+from perdure.model.session import Offers, SessionRow, WorkerRow, load_settings
 from perdure.model.tool import Ok
 from perdure.model.write import ProcessFilter, SessionFilter, StoreFacts
 from perdure.ports.provider import Provider, candidates
@@ -54,6 +54,10 @@ from perdure.turn.prompt import stored_in
 
 UNCLAIMED_MS = 60_000
 """Two lease terms: what no worker claimed for so long is listed, with the reason."""
+LARGE = 5 * 10**9
+"""Bytes of a store from which on it should have a retention."""
+MANY_NODES = 10**6
+"""Nodes from which on it should have a retention."""
 NAMED = 10
 """Problems of one sort that are listed one by one; of more, how many there are."""
 
@@ -432,6 +436,8 @@ async def examine(store: Store, deep: bool) -> Health:
         problem = f"its WAL could not be folded for {span(now - facts.unfolded_since)} and grows: {sizes}"
         advice = f"a connection reads an older state: `lsof {facts.location}` names the processes; end its transaction"
         health.needs.append(Advice("store", problem, advice))
+    if (need := growth(facts, [row.offers for row in await store.workers() if not dead[row.id]])) is not None:
+        health.needs.append(need)
     alive = [w for w in workers if w["alive"]]
     for row in await store.open_sessions():
         await _examine_turn(store, row, dead, bool(alive), now, health)
@@ -441,6 +447,17 @@ async def examine(store: Store, deep: bool) -> Health:
     if deep:
         health.checked = await _read_everything(store, health)
     return health
+
+
+def growth(facts: StoreFacts, offers: Iterable[Offers | None]) -> Advice | None:
+    """Return what to do about a large store without retention. `offers` are those of its living workers."""
+    if (facts.bytes < LARGE and facts.nodes < MANY_NODES) or any(
+        each is not None and each.retention for each in offers
+    ):
+        return None
+    problem = f"it has {size(facts.bytes)} and {facts.nodes:,} nodes, and no worker forgets old sessions"
+    advice = "give a worker `Runtime(retention=Retention(days=90))`, or run `perdure prune --older-than 90d` regularly"
+    return Advice("store", problem, advice)
 
 
 async def _suspects(store: Store, dead: dict[str, bool]) -> dict[str, str]:

@@ -20,7 +20,7 @@ from perdure.engine.stopping import StopSignals, unless, unready
 from perdure.ports.store import OnDisk
 from perdure.runtime import STOP_GRACE, Runtime
 
-LATE = 2.0
+LATE = 1.0
 """Seconds after which threads of the host's code that go on are ended with the process."""
 
 
