@@ -105,6 +105,8 @@ log = logging.getLogger("perdure.runtime")
 
 DEFAULT_STORE = f"{STORE_FOLDER}/runtime.db"
 GRACE = 5.0
+MODEL_CALLS = 64
+"""Calls in flight of one model for which the host sets no limit."""
 STOP_GRACE = 30.0
 """Seconds that running work has after a stop signal: what container platforms give a process by default."""
 
@@ -133,6 +135,7 @@ class Runtime:
         processes: Iterable[Process[..., Any]] = (),
         deps: Any = None,
         concurrency: int = CONCURRENCY,
+        model_calls: int = MODEL_CALLS,
         cache_bytes: int = CACHE_BYTES,
         cancel_policy: CancelPolicy | None = None,
         process_policy: ProcessPolicy | None = None,
@@ -171,6 +174,7 @@ class Runtime:
         self._grace = validate.seconds(grace, "grace", InvalidDefinition)
         self._park_after = validate.seconds(park_after, "park_after", InvalidDefinition)
         self._concurrency = validate.count(concurrency, "concurrency", 1, InvalidDefinition)
+        self._model_calls = validate.count(model_calls, "model_calls", 1, InvalidDefinition)
         self._cache_bytes = validate.count(cache_bytes, "cache_bytes", 0, InvalidDefinition)
         self._models = {} if models is None else checked_models(models)
         self._rate_limits = {} if rate_limits is None else checked_limits(rate_limits)
@@ -301,7 +305,7 @@ class Runtime:
             definitions = offering(definitions, self._mcp)
         mode, activity = RuntimeMode(), Activity()
         supervisor, background = Supervisor(), Supervisor()
-        limits = RateLimits(self._rate_limits, self._models, clock, background.spawn)
+        limits = RateLimits(self._rate_limits, self._models, clock, background.spawn, self._model_calls)
         spend_limits = None
         if self._limits:
             spend_limits = SpendLimits(self._limits, self._prices, clock, background.spawn)

@@ -1,6 +1,7 @@
 """Rate limits of models: how many calls are under way, and how many calls and tokens go out per window.
 
     Limiter      decides, without I/O: which calls wait, which goes next, and when time alone lets one go
+    InFlight     bounds the calls of one model that are under way, where the host set no limit for it
     RateLimits   acts: one per Runtime, shared by all of its turns and direct completions; wakes who may go
 
 A call passes every limit that its model has: the model's own, and that of its provider where the host set one. It takes
@@ -10,6 +11,9 @@ has no room of its own do not stop the provider's other models.
 
 What the host sets is kept to exactly: in no window of `per` seconds do more calls start than `requests`. Tokens are
 estimated when a call starts and corrected when its usage is known; how far estimates were off corrects the next ones.
+
+A call of a model without a limit of the host's takes a place in flight first (`Runtime(model_calls=64)`). It waits for
+that place as long as it takes, in line, and no provider has heard of it; only then it passes the limits above.
 
 Models without limits of the host's learn from their provider. Figures that come with an answer count for a minute at
 most. A 429 holds back every call of the model until the time that the provider asked for; then one call goes, and each
@@ -66,7 +70,10 @@ class RateWait(Struct, frozen=True):
 
 
 class Ticket(Struct, eq=False):
-    """A call that wants to go, or has gone. `tokens` is what it counts for; `estimate` what it was first taken for."""
+    """A call that wants to go, or has gone. `tokens` is what it counts for; `estimate` what it was first taken for.
+
+    `queued` is set while it waits for a place in flight, before the limiter knows it; `in_flight` while it has one.
+    """
 
     number: int
     lane: Lane
@@ -77,6 +84,8 @@ class Ticket(Struct, eq=False):
     left: bool = False
     at: float = 0.0
     wake: asyncio.Future[None] | None = None
+    queued: asyncio.Future[None] | None = None
+    in_flight: bool = False
 
 
 class Lane:
@@ -85,10 +94,10 @@ class Lane:
     `ratio` is what its calls took, lately, for every token that they were estimated at.
     """
 
-    __slots__ = ("limits", "ratio", "waiting")
+    __slots__ = ("flight", "limits", "ratio", "waiting")
 
-    def __init__(self, limits: tuple[LearnedLimit, ...]) -> None:
-        self.limits, self.ratio = limits, 1.0
+    def __init__(self, limits: tuple[LearnedLimit, ...], flight: InFlight | None = None) -> None:
+        self.limits, self.ratio, self.flight = limits, 1.0, flight
         self.waiting: deque[Ticket] = deque()
 
     def lacking(self, ticket: Ticket, now: float) -> dict[LearnedLimit, Lack]:
@@ -100,6 +109,43 @@ class Lane:
         """How far the estimate was off corrects the next ones: caches and long answers are the rule, not chance."""
         if tokens and ticket.estimate:
             self.ratio = min(max(0.8 * self.ratio + 0.2 * tokens / ticket.estimate, 0.05), 4.0)
+
+
+class InFlight:
+    """Places for the calls of one model under way, first come first served. A call keeps its place while it waits for
+    its provider."""
+
+    __slots__ = ("_line", "_most", "_used")
+
+    def __init__(self, most: int) -> None:
+        self._most, self._used = most, 0
+        self._line: deque[Ticket] = deque()
+
+    def take(self, ticket: Ticket) -> bool:
+        """True if the call has a place now; otherwise it stands in line and `queued` tells when it has one."""
+        if self._used < self._most and not self._line:
+            self._used += 1
+            ticket.in_flight = True
+            return True
+        ticket.queued = asyncio.get_running_loop().create_future()
+        self._line.append(ticket)
+        return False
+
+    def leave(self, ticket: Ticket) -> None:
+        """Give the place, or the one in line, back, and let the next call have it."""
+        if not ticket.in_flight:
+            if ticket.queued is not None:
+                self._line.remove(ticket)
+                ticket.queued = None
+            return
+        ticket.in_flight, self._used = False, self._used - 1
+        if self._line:
+            following = self._line.popleft()
+            self._used += 1
+            following.in_flight = True
+            assert following.queued is not None
+            if not following.queued.done():
+                following.queued.set_result(None)  # a cancelled one leaves by itself, and passes its place on
 
 
 class Bucket:
@@ -216,8 +262,8 @@ class LearnedLimit:
 class Limiter:
     """Who waits and who goes next. All times are seconds of one clock that never goes back."""
 
-    def __init__(self, rules: Mapping[str, RateLimit]) -> None:
-        self._rules = dict(rules)
+    def __init__(self, rules: Mapping[str, RateLimit], most: int | None = None) -> None:
+        self._rules, self._most = dict(rules), most
         self._limits: dict[str, LearnedLimit] = {}
         self.lanes: dict[tuple[str, ...], Lane] = {}
         self.numbers = itertools.count(1)
@@ -230,7 +276,9 @@ class Limiter:
             own, *others = names
             limits = [self._limit(own, self._rules.get(own, UNLIMITED))]
             limits += [self._limit(name, self._rules[name]) for name in others if name in self._rules and name != own]
-            found = self.lanes[names] = Lane(tuple(limits))
+            bounded = own in self._rules or any(limit.rule.concurrency is not None for limit in limits)
+            flight = None if bounded or self._most is None else InFlight(self._most)
+            found = self.lanes[names] = Lane(tuple(limits), flight)
         return found
 
     def _limit(self, name: str, rule: RateLimit) -> LearnedLimit:
@@ -238,13 +286,20 @@ class Limiter:
 
     def join(self, lane: Lane, estimate: int, now: float) -> Ticket:
         """A call that wants to go: it is `going` at once where no other call waits and there is room."""
-        waits = [each.rule.wait for each in lane.limits if each.rule.wait is not None]
-        ticket = Ticket(next(self.numbers), lane, estimate, now + min(waits) if waits else None, estimate)
-        if not self.waiting and not lane.lacking(ticket, now):
-            return self._started(ticket, now)
-        lane.waiting.append(ticket)
-        self.waiting += 1
+        ticket = Ticket(next(self.numbers), lane, estimate, None, estimate)
+        self.enter(ticket, now)
         return ticket
+
+    def enter(self, ticket: Ticket, now: float) -> None:
+        """Have a call pass the limits: at once where no other call waits and there is room. Its time to wait begins."""
+        lane = ticket.lane
+        waits = [each.rule.wait for each in lane.limits if each.rule.wait is not None]
+        ticket.expires = now + min(waits) if waits else None
+        if not self.waiting and not lane.lacking(ticket, now):
+            self._started(ticket, now)
+        else:
+            lane.waiting.append(ticket)
+            self.waiting += 1
 
     def advance(self, now: float) -> tuple[list[Ticket], float | None]:
         """Those that may go now, marked `going`, and those that have waited too long, marked `left`; and when to look
@@ -328,9 +383,10 @@ class RateLimits:
         models: Mapping[str, Provider],
         clock: Clock,
         spawn: Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]],
+        most: int | None = None,
     ) -> None:
         self._clock, self._spawn = clock, spawn
-        self._limiter = Limiter(rules)
+        self._limiter = Limiter(rules, most)
         self._named = {id(each): name for name, given in models.items() for each in candidates(given) if name in rules}
         self._timer: asyncio.Task[None] | None = None
         self._due: float | None = None
@@ -342,26 +398,41 @@ class RateLimits:
     def join(self, provider: Provider, request: ModelRequest) -> Ticket:
         """Queue a call. It may go at once when `going` is set; otherwise `wait` for it. In the end, `leave`."""
         lane = self._lane(provider)
-        if not lane.limits[0].restricted and len(lane.limits) == 1:
-            ticket = Ticket(next(self._limiter.numbers), lane, 0, None, 0, going=True)
-            lane.limits[0].active.add(ticket)
-            return ticket
-        now = self._clock.monotonic()
         counted = any(limit.rule.tokens is not None for limit in lane.limits)
-        ticket = self._limiter.join(lane, _estimate(request) if counted else 0, now)
-        if not ticket.going:
-            self._advance()
+        estimate = _estimate(request) if counted else 0
+        ticket = Ticket(next(self._limiter.numbers), lane, estimate, None, estimate)
+        if lane.flight is None or lane.flight.take(ticket):
+            self._enter(ticket)
         return ticket
 
+    def _enter(self, ticket: Ticket) -> None:
+        """Have a call pass the limits of its model. A model that has none yet only counts it."""
+        limits = ticket.lane.limits
+        if not limits[0].restricted and len(limits) == 1:
+            ticket.going = True
+            limits[0].active.add(ticket)
+            return
+        self._limiter.enter(ticket, self._clock.monotonic())
+        if not ticket.going:
+            self._advance()
+
     def why(self, ticket: Ticket) -> RateWait:
+        if ticket.queued is not None:
+            return RateWait(ticket.lane.limits[0].name, "concurrency")
         return self._limiter.why(ticket, self._clock.monotonic())
 
     async def wait(self, ticket: Ticket) -> None:
         """Wait until the call may go. Who is cancelled here must `leave` as well."""
+        if ticket.queued is not None:
+            await ticket.queued
+            ticket.queued = None
+            self._enter(ticket)
         if not ticket.going and not ticket.left:
             ticket.wake = asyncio.get_running_loop().create_future()
             await ticket.wake
         if ticket.left:
+            if ticket.lane.flight is not None:
+                ticket.lane.flight.leave(ticket)
             names = " and ".join(repr(limit.name) for limit in ticket.lane.limits)
             raise ProviderError(
                 f"it has waited too long for the rate limit of {names}: give RateLimit(wait=…) more, or ask less",
@@ -402,6 +473,8 @@ class RateLimits:
         if not first.restricted and len(ticket.lane.limits) == 1:
             ticket.left = True
             first.active.discard(ticket)
+            if ticket.in_flight and ticket.lane.flight is not None:
+                ticket.lane.flight.leave(ticket)
             return
         first.accepted(ticket)
         counts = [getattr(usage, name, None) for name in ("input", "output", "cache_write")]
@@ -418,7 +491,10 @@ class RateLimits:
         self.leave(ticket, None if begun else 0)
 
     def leave(self, ticket: Ticket, spent: int | None = None) -> None:
-        self._limiter.leave(ticket, spent)
+        if ticket.queued is None:
+            self._limiter.leave(ticket, spent)
+        if ticket.lane.flight is not None:
+            ticket.lane.flight.leave(ticket)
         if self._limiter.waiting:
             self._advance()
         elif self._timer is not None:
