@@ -16,6 +16,8 @@ from typing import NoReturn
 
 import pytest
 
+from perdure.workspace.ripgrep import OLDEST, is_recent
+
 REQUIRED = frozenset(filter(None, os.environ.get("PERDURE_REQUIRE", "").split(",")))
 
 
@@ -27,9 +29,12 @@ def missing(name: str, why: str) -> NoReturn:
 
 
 def ripgrep() -> Path:
-    """Its wheel puts it beside the interpreter."""
-    found = shutil.which("rg") or shutil.which("rg", path=str(Path(sys.executable).parent))
-    return Path(found) if found else missing("rg", "ripgrep is not installed")
+    """Return a ripgrep that searches use. Its wheel puts one next to the interpreter; the machine's may be too old."""
+    for folder in (None, str(Path(sys.executable).parent)):
+        found = shutil.which("rg", path=folder)
+        if found and is_recent(found):
+            return Path(found)
+    return missing("rg", f"ripgrep {OLDEST} or newer is not installed")
 
 
 def bubblewrap() -> Path:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from perdure import Runtime, Workspace
 from perdure.model.command import CommandSettings
 from perdure.workspace.policy import Policy, Rule
-from perdure.workspace.ripgrep import widened
+from perdure.workspace.ripgrep import is_recent, widened
 from tests.programs import ripgrep
 from tests.workspace.asking import Conversation, ask, refused
 
@@ -138,6 +138,36 @@ async def test_without_ripgrep_or_where_it_may_not_run_we_search_ourselves(work:
 
     assert answer["files_searched"] == 4
     assert len(answer["matches"]) == 5
+
+
+@pytest.mark.parametrize("said", ["ripgrep 13.0.0", "ripgrep", "", "grep 99.0"])
+async def test_old_ripgrep_is_asked_its_version_once_and_not_used(
+    work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str
+) -> None:
+    program = tmp_path / "bin" / "rg"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\necho \"$1\" >> {tmp_path}/asked\necho '{said}'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    found = Conversation(Workspace([work], unsandboxed=True).tools(commands=True))
+    async with Runtime("memory", agents=[found.agent]) as runtime:
+        found.session = await runtime.session("s")
+        answers = [await found.call("search", pattern="name", path="src") for _ in range(2)]
+        commands = await runtime.processes.list(kind="command")
+
+    assert [len(each["matches"]) for each in answers] == [5, 5]
+    assert (tmp_path / "asked").read_text() == "--version\n"
+    assert commands == []
+
+
+@pytest.mark.parametrize(("said", "recent"), [("ripgrep 13.0.0", False), ("ripgrep 14.1.1 (rev 4649aa9700)", True)])
+def test_ripgrep_is_recent_from_version_14_on(tmp_path: Path, said: str, recent: bool) -> None:
+    program = tmp_path / "rg"
+    program.write_text(f"#!/bin/sh\necho '{said}'\n")
+    program.chmod(0o755)
+
+    assert is_recent(str(program)) == recent
+    assert not is_recent(str(tmp_path / "gone"))
 
 
 # ---------------------------------------------------------------------- the pattern

@@ -19,6 +19,7 @@ import os
 import queue
 import re
 import shutil
+import subprocess
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -32,6 +33,11 @@ _parser: Any = importlib.import_module("re._parser")
 """Python's own reader of patterns. It has no public name, and is the same from 3.11 to 3.14."""
 
 KEY = "ripgrep"
+OLDEST = 14
+"""The first version that finds every file with these flags. Version 13, which Debian 12 has, leaves some out."""
+VERSION_SECONDS = 10.0
+_recent: dict[str, tuple[int, bool]] = {}
+"""Per program: when its file changed, and whether its version is recent. Threads may ask twice, which is harmless."""
 SECONDS = 60.0
 OUTPUT_BYTES = 64 * 1024 * 1024
 PLAIN_GLOB = re.compile(r"\*\.[A-Za-z0-9_]+")
@@ -135,6 +141,29 @@ def _set(items: Any, ignore_case: bool) -> str:
 # ---------------------------------------------------------------------- the files
 
 
+def is_recent(program: str) -> bool:
+    """True if this ripgrep has at least version `OLDEST`. It is asked once, until its file changes."""
+    try:
+        changed = os.stat(program).st_mtime_ns
+    except OSError:
+        return False
+    known = _recent.get(program)
+    if known is None or known[0] != changed:
+        known = _recent[program] = changed, _version(program) >= OLDEST
+    return known[1]
+
+
+def _version(program: str) -> int:
+    try:
+        done = subprocess.run(
+            [program, "--version"], stdin=subprocess.DEVNULL, capture_output=True, timeout=VERSION_SECONDS, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return 0
+    found = re.match(rb"ripgrep ([0-9]{1,9})\.", done.stdout)
+    return int(found[1]) if found else 0
+
+
 async def search_among(
     programs: Programs,
     ctx: ToolContext[Any],
@@ -147,7 +176,8 @@ async def search_among(
     `work` runs on a thread, and begins with the first path. It need not take all of them.
     """
     pattern = widened(re.escape(query.pattern) if query.fixed else query.pattern, query.ignore_case)
-    if pattern is None or shutil.which("rg", path=programs.of_host()["PATH"]) is None:
+    installed = shutil.which("rg", path=programs.of_host()["PATH"])
+    if pattern is None or installed is None or not await asyncio.to_thread(is_recent, installed):
         return None
     hidden = ("--hidden",) if query.hidden else ()
     glob = (f"--glob={query.glob}",) if query.glob is not None and PLAIN_GLOB.fullmatch(query.glob) else ()
