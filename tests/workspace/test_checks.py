@@ -165,6 +165,7 @@ async def test_the_runner_is_found_and_a_filter_given_to_it(model: Conversation,
     assert (whole["verdict"], whole["tests"]["failed"], whole["tests"]["passed"]) == ("failed", 1, 1)
     assert whole["failures"][0]["file"] == str(work.resolve() / "test_sum.py")
     assert (part["command"], part["verdict"]) == ("python3 -m unittest -k test_b", "passed")
+    assert (len(whole["failures"]), part["failures"]) == (1, [])
     assert part["tests"] == {"passed": 1, "failed": 0, "skipped": 0, "errors": 0}
 
 

@@ -84,11 +84,28 @@ async def test_another_runtime_on_the_store_lists_and_takes_back(tmp_path: Path,
     async with Runtime(store, agents=[coder(work)]) as runtime:
         session = await runtime.session("s")
 
-        assert [each.path for each in await session.edits()] == [str(work / "a.txt")]
+        assert [each.path for each in await session.edits()] == ["a.txt"]
         assert await runtime.store.sweep(grace=0) == 0, "what the file held is referred to by the record of the call"
-        assert await session.undo("s.1") == [UndoneFile(str(work / "a.txt"), "undone")]
+        assert await session.undo("s.1") == [UndoneFile("a.txt", "undone")]
 
     assert (work / "a.txt").read_text() == "one"
+
+
+async def test_paths_of_edits_are_those_that_the_tool_answers(tmp_path: Path, place: Place, work: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    calls = [write("new/a.txt", "two"), write(str(work / "b.txt"), "wasp"), write(f"{other}/c.txt", "sea")]
+    model = ScriptedModel([calls, "Done."])
+    agent = Agent(model, name="coder", tools=[Workspace([work, other]).tools()])
+    async with place.runtime(agent) as runtime:
+        session = await run(runtime)
+        edits = sorted(await session.edits(), key=lambda each: each.call_id)
+        answered = [each.value["path"] for each in (await session.result("s.1")).tool_calls]
+
+        assert [each.path for each in edits] == answered == ["new/a.txt", "b.txt", f"{other}/c.txt"]
+        assert [each.location for each in edits] == [f"{work}/new/a.txt", f"{work}/b.txt", f"{other}/c.txt"]
+        assert {each.path for each in await session.undo(paths=["b.txt", f"{work}/new/a.txt"])} == set(answered[:2])
+        assert contents(other) == {"c.txt": "sea"}
 
 
 async def test_a_file_that_is_no_longer_what_the_edit_left_is_refused_and_nothing_is_changed(
@@ -101,9 +118,9 @@ async def test_a_file_that_is_no_longer_what_the_edit_left_is_refused_and_nothin
         with pytest.raises(UndoRefused) as caught:
             await session.undo()
 
-        assert caught.value.files == {str(work / "b.txt"): f"{work / 'b.txt'} is no longer what the edit left"}
+        assert caught.value.files == {"b.txt": f"{work / 'b.txt'} is no longer what the edit left"}
         assert contents(work) == {"a.txt": "two", "b.txt": "wasp, by hand"}
-        assert await session.undo(paths=[str(work / "a.txt")]) == [UndoneFile(str(work / "a.txt"), "undone")]
+        assert await session.undo(paths=[str(work / "a.txt")]) == [UndoneFile("a.txt", "undone")]
         assert contents(work) == {"a.txt": "one", "b.txt": "wasp, by hand"}
 
 
@@ -187,7 +204,7 @@ async def test_bad_questions_are_refused(place: Place, work: Path) -> None:
         with pytest.raises(UnknownTurn):
             await session.undo("other.1")
         with pytest.raises(InvalidInput, match="has not changed"):
-            await session.undo(paths=["a.txt"])
+            await session.undo(paths=["b.txt"])
     assert (work / "a.txt").read_text() == "two"
 
 

@@ -14,7 +14,8 @@ class EditPlan(Struct, frozen=True, gc=False, omit_defaults=True):
     """What a call is about to make of a file, recorded before it does: recovery goes by the two digests.
 
     `before` and `after` are SHA-256 of the content, None where there is no file. `kept`: the blob `before` holds the
-    earlier content, and the record refers to it. `mode` are the permissions that the file has, or None.
+    earlier content, and the record refers to it. `mode` are the permissions that the file has, or None. `shown` is the
+    path as the tool answers it; empty in records of earlier versions.
     """
 
     path: str
@@ -22,6 +23,7 @@ class EditPlan(Struct, frozen=True, gc=False, omit_defaults=True):
     after: str | None
     kept: bool = False
     mode: int | None = None
+    shown: str = ""
 
 
 EditStatus: TypeAlias = Literal["applied", "not_applied", "unknown", "running"]
@@ -30,6 +32,7 @@ EditStatus: TypeAlias = Literal["applied", "not_applied", "unknown", "running"]
 class FileEdit(Struct, frozen=True, gc=False, omit_defaults=True):
     """One change of a file by a call of a session (`session.edits()`).
 
+    `path` is the path as the tool answered it, relative to the first root of the workspace; `location` is absolute.
     `before` and `after` are SHA-256 of the content, None where there was or is no file. `status` is how the call ended.
     `kept`: the earlier content is in the store, so that it can be brought back.
     """
@@ -42,6 +45,7 @@ class FileEdit(Struct, frozen=True, gc=False, omit_defaults=True):
     status: EditStatus
     kept: bool = False
     mode: int | None = None
+    location: str = ""
 
 
 class FileRestore(Struct, frozen=True, gc=False):

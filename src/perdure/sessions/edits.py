@@ -62,8 +62,8 @@ def _edits(session_id: str, turn: Turn) -> Iterator[FileEdit]:
         name = ids.turn_id(session_id, turn.number)
         status, changed = _status(ends.get(key)), plan.before != plan.after
         yield FileEdit(
-            f"{name}.{key}", names.get(key, ""), plan.path, plan.before, plan.after,
-            status if changed else "not_applied", plan.kept or plan.before is None, plan.mode,
+            f"{name}.{key}", names.get(key, ""), plan.shown or plan.path, plan.before, plan.after,
+            status if changed else "not_applied", plan.kept or plan.before is None, plan.mode, plan.path,
         )  # fmt: skip
 
 
@@ -92,10 +92,10 @@ def plan_undo(edits: Iterable[FileEdit]) -> list[FileRestore]:
         if edit.status == "running":
             refused[edit.path] = f"{edit.path} is being changed by call {edit.call_id}: wait for its turn"
         elif edit.status != "not_applied":
-            chains.setdefault(edit.path, []).append(edit)
+            chains.setdefault(edit.location, []).append(edit)
     restores = []
-    for path, chain in chains.items():
-        oldest, state = chain[0], {chain[0].before}
+    for location, chain in chains.items():
+        path, oldest, state = chain[-1].path, chain[0], {chain[0].before}
         for edit in chain:
             if edit.before not in state:
                 refused[path] = f"{path} was changed by something else between the edits"
@@ -104,7 +104,7 @@ def plan_undo(edits: Iterable[FileEdit]) -> list[FileRestore]:
         if not oldest.kept:
             refused[path] = f"what {path} held before is not kept: it was too large, a link, or a plugin withheld it"
         states = tuple({edit.after for edit in chain} | {edit.before for edit in chain})
-        restores.append(FileRestore(path, states, oldest.before, oldest.mode))
+        restores.append(FileRestore(location, states, oldest.before, oldest.mode))
     if refused:
         raise UndoRefused(refused)
     return restores

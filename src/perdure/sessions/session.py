@@ -22,6 +22,7 @@ from typing import (
 )
 
 import msgspec
+from msgspec.structs import replace
 
 from perdure.engine.journal import load, load_turns
 from perdure.engine.waiters import NEXT
@@ -36,6 +37,7 @@ from perdure.errors import (
     SessionDeleted,
     StaleSettings,
     TimedOut,
+    UndoRefused,
     UnknownCall,
     UnknownNode,
     UnknownSession,
@@ -766,14 +768,20 @@ class Session(Generic[T_co]):
             found = await edits_of(self._parts.store, row, turn, turn)
         if paths is not None:
             wanted = set(paths)
-            unknown = sorted(wanted - {each.path for each in found})
+            unknown = sorted(wanted - {name for each in found for name in (each.path, each.location)})
             if unknown:
                 raise InvalidInput(f"the turn has not changed {quoted(unknown[0])}: `session.edits()` has the paths")
-            found = [each for each in found if each.path in wanted]
+            found = [each for each in found if wanted & {each.path, each.location}]
         definition = self._parts.definitions.get(row.agent)
         if definition is None:
             raise ProviderUnavailable(row.agent, self.id)
-        return await undo(self._parts.store, definition.catalog.providers, plan_undo(found))
+        shown = {each.location: each.path for each in found}
+        try:
+            done = await undo(self._parts.store, definition.catalog.providers, plan_undo(found))
+        except UndoRefused as refused:
+            files = {shown.get(path, path): why for path, why in refused.files.items()}
+            raise UndoRefused(files, [shown.get(path, path) for path in refused.undone]) from None
+        return [replace(each, path=shown.get(each.path, each.path)) for each in done]
 
     async def fork(
         self,

@@ -208,7 +208,7 @@ class CheckTools:
         told = shown(diagnosis, offset)
         if note:
             told["note"] = f"{told['note']}; {note}" if "note" in told else note
-        if "failures" in told or "diagnostics" in told:
+        if told.get("failures") or told.get("diagnostics"):
             for name in ("stdout", "stderr", "truncated"):
                 answer.pop(name, None)
         else:
@@ -321,6 +321,8 @@ def shown(diagnosis: Diagnosis, offset: int = 0) -> dict[str, Any]:
         *[("diagnostics", to_builtins(each)) for each in ranked],
     ]
     answer: dict[str, Any] = {"verdict": diagnosis.verdict, "tool": diagnosis.tool}
+    if diagnosis.verdict == "passed":  # a model that reads `failures` finds that there are none
+        answer["failures"] = []
     if diagnosis.tests is not None:
         tests = diagnosis.tests
         counts = {"passed": tests.passed, "failed": tests.failed, "skipped": tests.skipped, "errors": tests.errors}

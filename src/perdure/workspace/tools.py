@@ -430,7 +430,8 @@ def _plan(
         if place.folder < 0 and not _makes_folders(kwargs):
             raise ToolError(f"{paths.shown(place)}: there is no such file or folder", code="not_found")
         now = files.content(paths, place, files.MAX_EDIT, digested=change is not _edited)
-        made = change(paths.shown(place), now, kwargs)
+        shown = paths.shown(place)
+        made = change(shown, now, kwargs)
     after = None
     if now is not None and now.data is not None and made.new is not None and not now.digest:
         before, after = files.digests(now.data, made.new, made.same)
@@ -439,9 +440,9 @@ def _plan(
         after = hashlib.sha256(made.new).hexdigest()
     claim.remember(now, made)
     if now is None:
-        return EditPlan(path, None, after), None
+        return EditPlan(path, None, after, shown=shown), None
     data = now.data if now.size <= files.MAX_KEPT else None
-    return EditPlan(path, now.digest, after, False, now.mode), data
+    return EditPlan(path, now.digest, after, False, now.mode, shown), data
 
 
 def _makes_folders(kwargs: dict[str, Any]) -> bool:
