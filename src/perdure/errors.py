@@ -1,34 +1,34 @@
-"""Every exception that Perdure raises at its host.
+"""The exceptions that Perdure raises in host code.
 
     PerdureError
     ├── InvalidInput          the caller gave something unusable; nothing was written
     │   ├── InvalidSessionId
     │   ├── InvalidCursor
-    │   ├── InvalidDefinition   an agent, tool or runtime is put together wrongly
-    │   ├── InvalidProcess      a process cannot be registered, or told, like this
-    │   │   ├── InvalidCommand    a command cannot be run like this
-    │   │   │   └── SandboxUnavailable this machine does not enforce what it is to be confined by
-    │   │   ├── InvalidHandle     this is no handle of a process
-    │   │   ├── MisplacedCheckpoint a durable function goes on otherwise than it begins
-    │   │   └── UndeclaredEvent   it has no such event or signal
+    │   ├── InvalidDefinition   an agent, tool or Runtime is defined wrongly
+    │   ├── InvalidProcess      a registration or event of a process is invalid
+    │   │   ├── InvalidCommand    the arguments, folder or limits of a command are invalid
+    │   │   │   └── SandboxUnavailable this machine cannot enforce the command's confinement
+    │   │   ├── InvalidHandle     not a process handle
+    │   │   ├── MisplacedCheckpoint the call after a checkpoint is not the function's first call
+    │   │   └── UndeclaredEvent   the process declares no such event or signal
     │   ├── TooLarge
-    │   ├── SessionFull         the session has had all the inputs that it can have
-    │   └── TurnFull            the turn has no more room for records
-    ├── Conflict              the request disagrees with what is already durable
+    │   ├── SessionFull         the session has reached its maximum number of inputs
+    │   └── TurnFull            the turn has reached its maximum number of records
+    ├── Conflict              the request contradicts the stored state
     │   ├── KeyConflict         a key was used before with other content
-    │   ├── MetadataConflict    the session exists, and is for somebody else
+    │   ├── MetadataConflict    the session exists with other metadata
     │   ├── WrongAgent          the session belongs to another agent
-    │   ├── AlreadyAnswered     an approval or wait has its answer
+    │   ├── AlreadyAnswered     an approval or wait was answered before
     │   ├── StaleSettings       the settings of a session have changed since they were read
-    │   ├── TooDeep             a session has too many parents above it to begin another
-    │   ├── WaitsForItself      a tool waits for what can only end after it
+    │   ├── TooDeep             a session has too many ancestors to begin another one
+    │   ├── WaitsForItself      a tool waits for work that can end only after the tool
     │   ├── ProcessConflict     the id of a process was used before for something else
-    │   ├── ProcessEnded        it is over: it takes no signal and needs no cancel
-    │   ├── WrongAuthority      who says how it ended may not
-    │   ├── ProcessShared       a session sees it, and has no right to end it
-    │   ├── ProcessRefused      the host's policy does not let a session do that with it
-    │   ├── TooManyCommands     as many commands run as may run at once
-    │   ├── UndoRefused         a file is not what the edit left, or what it was before is not there
+    │   ├── ProcessEnded        the process has ended: it takes no signal and no cancel
+    │   ├── WrongAuthority      the caller may not report the process's end
+    │   ├── ProcessShared       the session may see the process and may not end it
+    │   ├── ProcessRefused      the host's policy refuses this use of a process
+    │   ├── TooManyCommands     the maximum number of commands is running
+    │   ├── UndoRefused         a file was changed since its edit, or its earlier content is gone
     │   └── HeadMoved           another writer committed first
     ├── NotFound
     │   ├── UnknownSession
@@ -38,68 +38,68 @@
     │   ├── UnknownTool
     │   ├── UnknownWait
     │   ├── UnknownProcess
-    │   │   ├── ProcessPruned     it ended, and what it left was pruned
-    │   │   └── ProcessNotVisible it is not this session's to see
+    │   │   ├── ProcessPruned     the process ended and was pruned
+    │   │   └── ProcessNotVisible this session may not see the process
     │   ├── UnknownMonitor
-    │   └── SessionDeleted      the id is spent for good
-    ├── NoAnswer              a turn has no answer that could be read; `outcome` says why
-    │   ├── TurnFailed          it ended without one
-    │   └── TurnPending         it waits, or is queued
+    │   └── SessionDeleted      the id cannot be used again
+    ├── NoAnswer              a turn has no answer to read; `outcome` says why
+    │   ├── TurnFailed          the turn ended without an answer
+    │   └── TurnPending         the turn waits or is queued
     ├── ProcessFailed         a process ended without a value; `outcome` says how
-    │   ├── ProcessCancelled    it was asked to end
-    │   ├── ProcessAbandoned    it was given up: what it did is not known
-    │   └── ProcessStuck        it cannot go on until a person looks
+    │   ├── ProcessCancelled    the process was cancelled
+    │   ├── ProcessAbandoned    the process was given up; its last effect is unknown
+    │   └── ProcessStuck        the process needs a person before it can continue
     ├── StepFailed            a step of a durable function failed for good
-    │   └── OutcomeUnknown      its end was not seen
-    ├── LimitReached          what may be spent is spent: a model is not asked
+    │   └── OutcomeUnknown      the step started and its end was not recorded
+    ├── LimitReached          a spending limit is reached, so the model is not called
     ├── TimedOut              a wait ended because its caller had set a limit
-    ├── Diverged              a durable function asks for something else than its journal tells
-    ├── NotRevived            what is recorded does not fit the type that the code declares for it today
-    ├── ForeignTask           a durable context was used from a task that is no branch of it
-    ├── Fenced                this owner was relieved; reload and stop writing
+    ├── Diverged              a durable function makes another call than its journal has
+    ├── NotRevived            a record does not fit the type that the code declares today
+    ├── ForeignTask           a durable context was used outside of its branches
+    ├── Fenced                this worker lost its claim; reload and stop writing
     ├── StoreError
     │   ├── StoreDamaged        refused to open: the file is not whole
     │   │   ├── StoreEmptied      the database was deleted or replaced, and its lock file was not
     │   │   └── NotAStore         the file is another program's
     │   ├── StoreTooNew         written by a newer Perdure
     │   ├── StoreUnavailable    disk full, locked or read-only: retry when repaired
-    │   ├── StoreInUse          a Runtime has it open that must be left first
-    │   ├── StoreMoved          it still lies in the folder of the project's old name
+    │   ├── StoreInUse          an open Runtime must be left first
+    │   ├── StoreMoved          the store is still in the folder of the project's old name
     │   ├── StoreInherited      a forked child used its parent's store
     │   └── BlobMissing         a referenced blob is gone; put it again
     ├── RuntimeClosed         the Runtime was left
     ├── WrongLoop             used from an event loop that is not its own
     ├── PluginError           a plugin is at fault; `plugin` names it
-    │   ├── PluginFault         a hook raised, hung or answered nonsense
-    │   ├── PluginConflict      two plugins want what only one may have
+    │   ├── PluginFault         a hook raised, hung or returned an invalid value
+    │   ├── PluginConflict      two plugins claim one id, name or slot
     │   └── OperationError      an operation of a plugin cannot be called like this, or failed
-    │       ├── UnknownOperation  no plugin offers it
-    │       ├── MissingSession    it needs a session
-    │       ├── UnexpectedSession it takes none
-    │       ├── InvalidArguments  its arguments do not fit its schema
-    │       └── OperationFailed   it ran, and raised or answered nonsense
-    ├── Unavailable           this session cannot do that; the text says what
-    │   ├── CodeUnavailable     it runs no code
-    │   ├── CodeRuntimeExited   what its code ran in is gone
-    │   ├── DumpRefused         a saved state of its code is not loaded: the cells are run again
+    │       ├── UnknownOperation  no plugin offers the operation
+    │       ├── MissingSession    the operation needs a session
+    │       ├── UnexpectedSession the operation takes no session
+    │       ├── InvalidArguments  the arguments do not fit the schema
+    │       └── OperationFailed   the operation raised or returned an invalid value
+    ├── Unavailable           this session or machine lacks a feature; the text names it
+    │   ├── CodeUnavailable     the session runs no code
+    │   ├── CodeRuntimeExited   the interpreter of the session's code is gone
+    │   ├── DumpRefused         a saved interpreter is not loaded; its cells run again
     │   ├── MissingExtra        a package that this part needs is not installed; an ImportError too
     │   ├── LiveEventsUnavailable a worker's events can be read only from the store
-    │   ├── CommandsUnavailable commands cannot be run here: not on this platform, or not with this store
+    │   ├── CommandsUnavailable this platform or this store cannot run commands
     │   ├── McpUnavailable      an MCP server is down, or was refused
-    │   ├── SearchUnavailable   the store keeps no index of words
-    │   ├── SignalsUnavailable  signals reach the main thread of a program only
-    │   ├── InputFilterMissing  its agent's inputs are filtered, and this Runtime has no filter for them
-    │   └── ProviderUnavailable its agent, and so its model, is not part of this Runtime
+    │   ├── SearchUnavailable   the store has no search index
+    │   ├── SignalsUnavailable  only the main thread of a program receives signals
+    │   ├── InputFilterMissing  the agent filters inputs, and this Runtime lacks the filter
+    │   └── ProviderUnavailable the agent, and so its model, is not part of this Runtime
     ├── ProviderError         a model call failed; `retryable` says what happens next
-    ├── NotPrepared           a function of the host's made nothing for a run
-    │   ├── DepsFailed          that of `Runtime(deps=…)`: no live objects
-    │   └── InstructionsFailed  that of `Agent(instructions=…)`: no text
+    ├── NotPrepared           a function of the host failed before a run
+    │   ├── DepsFailed          the function in `Runtime(deps=…)`
+    │   └── InstructionsFailed  the function in `Agent(instructions=…)`
     ├── ScriptExhausted       a scripted model has no answer left, or answers left over
-    └── InternalError         our bug
+    └── InternalError         a bug in Perdure
 
     ToolError, Retry          raised by tools *to* Perdure; they reach the model, never the host
 
-Exceptions carry ids and JSON, never live structs. The message is made from the fields and says what to do.
+Exceptions hold ids and JSON, never live structs. The message is made from the fields and says what to do.
 """
 
 from __future__ import annotations
@@ -114,18 +114,18 @@ PAGE = "docs/troubleshooting.md"
 
 
 def quoted(value: object) -> str:
-    """What a caller gave, as a message shows it: never long, and whatever its own `__repr__` does."""
+    """Return the repr of a caller's value for a message: bounded in length, and safe if `__repr__` raises."""
     try:
         text = repr(value)
-    except (Exception, SystemExit):  # code of the caller's runs here, or there is no end to the value
+    except (Exception, SystemExit):  # `__repr__` is code of the caller, and a value may contain itself
         return f"<a {type(value).__name__} that cannot be shown>"
     return text if len(text) <= MAX_QUOTED else f"{text[:MAX_QUOTED]}…"
 
 
 class PerdureError(Exception):
-    """Base of everything Perdure raises at its host. `code` is stable; the text may improve.
+    """Base class of all errors that Perdure raises. `code` is stable; the text may improve.
 
-    `summary` is the text without its `hint`, which speaks of Python: a model, or a person at a shell, has other means.
+    `summary` is the text without `hint`, which gives advice in Python. Models and the command line show other advice.
     `page` is the entry of the documentation.
     """
 
@@ -151,13 +151,13 @@ class PerdureError(Exception):
 
 
 class InvalidInput(PerdureError, ValueError):
-    """The caller gave something unusable. Nothing was written; correct it and call again."""
+    """Unusable input from the caller. Nothing was written; correct the input and call again."""
 
     code = "invalid_input"
 
 
 class InvalidSessionId(InvalidInput):
-    """A session id must be 1 to 200 printable characters, and for a fork one that was never used."""
+    """A session id must be 1 to 200 printable characters, and a fork needs an id that was never used."""
 
     code = "invalid_session_id"
 
@@ -177,7 +177,7 @@ class InvalidCursor(InvalidInput):
 
 
 class InvalidDefinition(InvalidInput):
-    """An agent, tool or runtime is put together wrongly."""
+    """A wrong definition of an agent, a tool or a Runtime."""
 
     code = "invalid_definition"
 
@@ -193,7 +193,7 @@ class TooLarge(InvalidInput):
 
 
 class SessionFull(InvalidInput):
-    """A session has had all the inputs that it can have."""
+    """A session that has reached its maximum number of inputs."""
 
     code = "session_full"
 
@@ -205,7 +205,7 @@ class SessionFull(InvalidInput):
 
 
 class TurnFull(InvalidInput):
-    """A turn has as many records as it can have; what is left is kept for its own end."""
+    """A turn that has reached its maximum number of records. The remaining room is reserved for ending the turn."""
 
     code = "turn_full"
 
@@ -217,37 +217,37 @@ class TurnFull(InvalidInput):
 
 
 class Conflict(PerdureError):
-    """The request disagrees with what is already durable. Nothing was written."""
+    """A request that contradicts the stored state. Nothing was written."""
 
     code = "conflict"
 
 
 class InvalidProcess(InvalidInput):
-    """A process cannot be registered, or told something, like this."""
+    """An invalid registration, signal or event of a process."""
 
     code = "invalid_process"
 
 
 class InvalidCommand(InvalidProcess):
-    """A command cannot be run like this: its arguments, folder, variables or limits. Nothing was begun."""
+    """Invalid arguments, folder, variables or limits of a command. The command was not started."""
 
     code = "invalid_command"
 
 
 class SandboxUnavailable(InvalidCommand):
-    """This machine, or this user on it, cannot enforce a confinement. Nothing was begun: ask `perdure doctor`."""
+    """A confinement that this machine cannot enforce for this user. Nothing was started: see `perdure doctor`."""
 
     code = "sandbox_unavailable"
 
 
 class InvalidHandle(InvalidProcess):
-    """This is no handle of a process."""
+    """A value that is not a process handle."""
 
     code = "invalid_handle"
 
 
 class MisplacedCheckpoint(InvalidProcess):
-    """The first call after a checkpoint is another one than the function begins with: a replay would find it there."""
+    """A call after a checkpoint that differs from the first call of the function, with which a replay would begin."""
 
     code = "misplaced_checkpoint"
 
@@ -261,7 +261,7 @@ class MisplacedCheckpoint(InvalidProcess):
 
 
 class UndeclaredEvent(InvalidProcess):
-    """The process declared no such event, or signal."""
+    """An event or signal that the process does not declare."""
 
     code = "undeclared_event"
 
@@ -278,7 +278,7 @@ class UndeclaredEvent(InvalidProcess):
 
 
 class ProcessConflict(Conflict):
-    """The id of a process was used before for something else."""
+    """A process id that was used before for another registration."""
 
     code = "process_conflict"
 
@@ -288,7 +288,7 @@ class ProcessConflict(Conflict):
 
 
 class ProcessEnded(Conflict):
-    """The process is over."""
+    """A process that has ended already."""
 
     code = "process_already_terminal"
 
@@ -298,7 +298,7 @@ class ProcessEnded(Conflict):
 
 
 class WrongAuthority(Conflict):
-    """The caller that reports how a process ended has no right to."""
+    """A report of a process's end by a caller without the authority for it."""
 
     code = "wrong_authority"
 
@@ -308,7 +308,7 @@ class WrongAuthority(Conflict):
 
 
 class ProcessShared(Conflict):
-    """The process is only shared with this session: to see it is no right to end it."""
+    """A process that the session may see and may not end, because it is only shared with the session."""
 
     code = "process_shared"
 
@@ -321,8 +321,7 @@ class ProcessShared(Conflict):
 
 
 class ProcessRefused(Conflict):
-    """The host's policy does not let this session start, await or signal the process, or could not say. Nothing was
-    done."""
+    """A start, await or signal that the host's policy refused, or about which the policy failed. Nothing was done."""
 
     code = "process_refused"
 
@@ -333,7 +332,7 @@ class ProcessRefused(Conflict):
 
 
 class TooManyCommands(Conflict):
-    """As many commands run as may run at once, or they have written as much as they may. Nothing was begun."""
+    """The limit of running commands, or of their stored output, is reached. The command was not started."""
 
     code = "too_many_commands"
 
@@ -355,7 +354,7 @@ class KeyConflict(Conflict):
 
 
 class MetadataConflict(Conflict):
-    """The session exists, and is for somebody else."""
+    """A session that exists with other metadata."""
 
     code = "metadata_conflict"
 
@@ -382,7 +381,7 @@ class WrongAgent(Conflict):
 
 
 class AlreadyAnswered(Conflict):
-    """An approval, settlement or wait has its answer; the first one won."""
+    """An approval, settlement or wait that was answered before. The first answer stands."""
 
     code = "already_answered"
 
@@ -394,7 +393,7 @@ class AlreadyAnswered(Conflict):
 
 
 class StaleSettings(Conflict):
-    """The settings of a session have changed since they were read: read them again, then edit."""
+    """Session settings that were changed after the caller read them. Read them again, then edit."""
 
     code = "stale_settings"
 
@@ -404,7 +403,7 @@ class StaleSettings(Conflict):
 
 
 class TooDeep(Conflict):
-    """A session that was begun by a session, and so on, may not begin another one."""
+    """A session with too many ancestors to begin another session."""
 
     code = "too_deep"
 
@@ -414,7 +413,7 @@ class TooDeep(Conflict):
 
 
 class WaitsForItself(Conflict):
-    """A tool, or a process, waits for something that cannot end before it has ended itself: it would for ever."""
+    """A wait that could never end, because the awaited work can end only after the waiting tool or process."""
 
     code = "waits_for_itself"
 
@@ -427,10 +426,10 @@ class WaitsForItself(Conflict):
 
 
 class UndoRefused(Conflict):
-    """Edits of files cannot be taken back: a file has been changed since, or its earlier content is not kept.
+    """Edits that cannot be undone, because a file was changed since, or because its earlier content is gone.
 
-    `files` says why, by path. `undone` are files that were brought back before another one was found to have changed
-    meanwhile; usually there are none, because all are looked at first.
+    `files` has the reason for each path. `undone` lists files that were restored before another file was found to be
+    changed; it is usually empty, because all files are checked first.
     """
 
     code = "undo_refused"
@@ -452,14 +451,14 @@ class HeadMoved(Conflict):
 
 
 class NotFound(PerdureError, LookupError):
-    """What was asked for does not exist in this store."""
+    """An id or name that does not exist in this store."""
 
     code = "not_found"
 
 
 class UnknownSession(NotFound):
     code = "unknown_session"
-    hint = ": `runtime.sessions.list()` shows what is"
+    hint = ": `runtime.sessions.list()` lists the sessions"
 
     def __init__(self, session_id: str) -> None:
         self.session_id = session_id
@@ -513,7 +512,7 @@ class UnknownWait(NotFound):
 
 class UnknownProcess(NotFound):
     code = "unknown_process"
-    hint = "; `runtime.processes.list()` shows what is"
+    hint = "; `runtime.processes.list()` lists the processes"
 
     def __init__(self, process_id: str, why: str = "there is no such process in this store") -> None:
         self.process_id = process_id
@@ -522,7 +521,7 @@ class UnknownProcess(NotFound):
 
 class UnknownMonitor(NotFound):
     code = "unknown_monitor"
-    hint = "; `session.monitors()` shows those that there are"
+    hint = "; `session.monitors()` lists the monitors"
 
     def __init__(self, monitor_id: str, session_id: str) -> None:
         self.monitor_id, self.session_id = monitor_id, session_id
@@ -532,7 +531,7 @@ class UnknownMonitor(NotFound):
 
 
 class ProcessPruned(UnknownProcess):
-    """The process ended, and what it left was pruned. Its id is spent for good."""
+    """A process that ended and was pruned. Its id cannot be used again."""
 
     code = "process_no_longer_retained"
 
@@ -542,7 +541,7 @@ class ProcessPruned(UnknownProcess):
 
 
 class ProcessNotVisible(UnknownProcess):
-    """The process is not this session's to see: a grant would make it so."""
+    """A process that this session may not see. A grant makes it visible."""
 
     code = "process_not_visible"
 
@@ -552,7 +551,7 @@ class ProcessNotVisible(UnknownProcess):
 
 
 class SessionDeleted(NotFound):
-    """The session was deleted; its id is spent for good."""
+    """A deleted session. Its id cannot be used again."""
 
     code = "session_deleted"
 
@@ -562,7 +561,7 @@ class SessionDeleted(NotFound):
 
 
 def _details(outcome: Any) -> list[str]:
-    """What an outcome says besides its kind, for people; programs have the outcome itself."""
+    """Return the fields of an outcome in words, without its kind."""
     if not isinstance(outcome, dict):
         return []
     told = [str(outcome[name]) for name in ("code", "message", "which", "reason") if outcome.get(name)]
@@ -653,7 +652,7 @@ def _answered_with(kind: str, call_id: str) -> str:
 
 
 class ProcessFailed(PerdureError):
-    """A process ended without a value. `outcome` is how, as JSON."""
+    """A process that ended without a value. `outcome` is its outcome as JSON."""
 
     code = "process_failed"
 
@@ -663,25 +662,25 @@ class ProcessFailed(PerdureError):
 
 
 class ProcessCancelled(ProcessFailed):
-    """The process was asked to end, and did."""
+    """A process that was cancelled."""
 
     code = "process_cancelled"
 
 
 class ProcessAbandoned(ProcessFailed):
-    """The process was given up: whether its last effect happened is not known."""
+    """A process that was given up. Its last effect may or may not have happened."""
 
     code = "process_abandoned"
 
 
 class ProcessStuck(ProcessFailed):
-    """The process cannot go on until a person looks: `outcome` says why. It has not ended."""
+    """A process that has not ended and needs a person before it can continue. `outcome` has the reason."""
 
     code = "process_stuck"
 
 
 class StepFailed(PerdureError):
-    """A step of a durable function failed for good. Raised at its line, on the first run and on every replay."""
+    """A step of a durable function that failed. Raised at the line of the step, in every run."""
 
     code = "step_failed"
 
@@ -691,7 +690,7 @@ class StepFailed(PerdureError):
 
 
 class OutcomeUnknown(StepFailed):
-    """A step started and its end was not seen: its effect may or may not have happened."""
+    """A step that started and whose end was not recorded. Its effect may or may not have happened."""
 
     code = "outcome_unknown"
 
@@ -700,7 +699,8 @@ class OutcomeUnknown(StepFailed):
 
 
 class LimitReached(PerdureError):
-    """What may be spent (`Limit`) is spent, so that a model was not asked. A turn ends with an outcome of this name."""
+    """A spending limit (`Limit`) that is reached, so that a model was not called. The turn ends with an outcome of this
+    name."""
 
     code = "limit_reached"
 
@@ -715,7 +715,7 @@ class LimitReached(PerdureError):
 
 
 class TimedOut(PerdureError, TimeoutError):
-    """A wait ended because its caller had set a limit. What was waited for is unharmed."""
+    """A wait that ended at the time limit of its caller. The awaited work is unharmed."""
 
     code = "timed_out"
 
@@ -725,9 +725,9 @@ class TimedOut(PerdureError, TimeoutError):
 
 
 class Diverged(PerdureError):
-    """A durable function asks for something else than its journal tells: its code has changed, or is not deterministic.
+    """A durable function that makes another call than its journal has: its code has changed, or is not deterministic.
 
-    Both sides are shown. Nothing was done; the process is stuck until the code that began it is back.
+    The message shows both calls. Nothing was done; the process is stuck until the code that began it is back.
     """
 
     code = "diverged"
@@ -741,8 +741,8 @@ class Diverged(PerdureError):
 
 
 class NotRevived(PerdureError):
-    """What is recorded does not fit the type that the code declares for it today. Nothing is lost: a process that meets
-    such a record is stuck until the code can read it."""
+    """A record that does not fit the type that the code declares today. The record is kept; a process that reads it is
+    stuck until the code can read it."""
 
     code = "not_revived"
 
@@ -755,7 +755,7 @@ class NotRevived(PerdureError):
 
 
 class ForeignTask(PerdureError):
-    """A durable context was used from a task that is no branch of it: replay could not tell whose call it was."""
+    """A durable context that was used outside of its branches, so that a replay could not assign the call."""
 
     code = "foreign_task"
 
@@ -768,7 +768,7 @@ class ForeignTask(PerdureError):
 
 
 class Fenced(PerdureError):
-    """This owner was relieved: a newer generation owns the scope and nothing was written."""
+    """A write by a worker that lost its claim: a newer generation owns the turn or process. Nothing was written."""
 
     code = "fenced"
 
@@ -778,13 +778,13 @@ class Fenced(PerdureError):
 
 
 class StoreError(PerdureError):
-    """The store could not do what was asked. What it acknowledged before stays."""
+    """A store that could not do its work. Acknowledged writes stay."""
 
     code = "store_error"
 
 
 class StoreDamaged(StoreError):
-    """The file is not whole. It is refused rather than served with a shorter history."""
+    """A file that is not whole. It is refused, because serving it would shorten the history."""
 
     code = "store_damaged"
 
@@ -797,8 +797,10 @@ class StoreDamaged(StoreError):
 
 
 class StoreEmptied(StoreDamaged):
-    """The database is missing or empty, and its lock file notes acknowledged work: it was deleted or
-    replaced. Nothing was made in its place."""
+    """A database that was deleted or replaced: it is missing or empty, and its lock file notes acknowledged work.
+
+    No new store was made.
+    """
 
     code = "store_emptied"
 
@@ -814,17 +816,19 @@ class StoreEmptied(StoreDamaged):
 
 
 class NotAStore(StoreDamaged):
-    """The file is a database of another program. Nothing in it was changed."""
+    """A database of another program. Nothing in it was changed."""
 
     code = "not_a_store"
 
     def __init__(self, path: str) -> None:
-        self.path, self.why = path, "it is a SQLite database of some other program"
-        StoreError.__init__(self, f"{path} is no store ({self.why}): choose another path; nothing in it was changed")
+        self.path, self.why = path, "it is a SQLite database of another program"
+        StoreError.__init__(
+            self, f"{path} is not a Perdure store ({self.why}): choose another path; nothing in it was changed"
+        )
 
 
 class StoreTooNew(StoreError):
-    """The file was written by a newer Perdure."""
+    """A file that a newer Perdure wrote."""
 
     code = "store_too_new"
 
@@ -834,14 +838,17 @@ class StoreTooNew(StoreError):
 
 
 class StoreUnavailable(StoreError):
-    """Disk full, locked too long or read-only. Nothing was half-applied; retry when it is repaired."""
+    """A full disk, a long lock or a read-only file. Nothing was half-applied; retry after the repair."""
 
     code = "store_unavailable"
 
 
 class StoreInUse(StoreError):
-    """An operation that needs the store closed everywhere. `workers` are the Runtimes that have it open, `commands` the
-    OS commands of it that still run. Neither, if another program has the file open."""
+    """A store that is open while an operation needs it closed everywhere.
+
+    `workers` are the Runtimes that have it open, `commands` its OS commands that still run. Both are empty if another
+    program has the file open.
+    """
 
     code = "store_in_use"
 
@@ -861,7 +868,7 @@ class StoreInUse(StoreError):
 
 
 class StoreMoved(StoreError):
-    """A store lies in `.mainstay`, the folder of the project's old name. Nothing was moved and no new store was made.
+    """A store in `.mainstay`, the folder of the project's old name. Nothing was moved and no new store was made.
 
     `workers` and `commands` are the Runtimes and OS commands that still use it.
     """
@@ -884,7 +891,7 @@ class StoreMoved(StoreError):
 
 
 class StoreInherited(StoreError):
-    """A forked child used its parent's store."""
+    """A forked child that used its parent's store."""
 
     code = "store_inherited"
 
@@ -897,7 +904,7 @@ class StoreInherited(StoreError):
 
 
 class BlobMissing(StoreError):
-    """A record refers to a blob that is not there; nothing was written."""
+    """A record that refers to a missing blob. Nothing was written."""
 
     code = "blob_missing"
 
@@ -907,7 +914,7 @@ class BlobMissing(StoreError):
 
 
 class RuntimeClosed(PerdureError):
-    """The Runtime was left, or never entered."""
+    """A Runtime that was left or never entered."""
 
     code = "runtime_closed"
 
@@ -916,7 +923,7 @@ class RuntimeClosed(PerdureError):
 
 
 class WrongLoop(PerdureError):
-    """One Runtime belongs to one event loop."""
+    """A Runtime that was used on another event loop than its own."""
 
     code = "wrong_loop"
 
@@ -925,7 +932,7 @@ class WrongLoop(PerdureError):
 
 
 class PluginError(PerdureError):
-    """A plugin is at fault. `plugin` is its id."""
+    """An error of a plugin. `plugin` is its id."""
 
     code = "plugin_error"
 
@@ -935,7 +942,7 @@ class PluginError(PerdureError):
 
 
 class PluginFault(PluginError):
-    """A hook raised, hung or answered nonsense."""
+    """A hook that raised, hung or returned an invalid value."""
 
     code = "plugin_fault"
 
@@ -945,7 +952,7 @@ class PluginFault(PluginError):
 
 
 class PluginConflict(PluginError, InvalidDefinition):
-    """Two plugins want what only one may have: an id, a tool name, an operation, an exclusive slot."""
+    """Two plugins that claim the same id, tool name, operation or exclusive slot."""
 
     code = "plugin_conflict"
 
@@ -955,7 +962,7 @@ class PluginConflict(PluginError, InvalidDefinition):
 
 
 class OperationError(PluginError):
-    """An operation of a plugin cannot be called like this, or failed. `plugin` is "" when no plugin offers it."""
+    """A wrong call of a plugin's operation, or its failure. `plugin` is "" if no plugin offers the operation."""
 
     code = "operation_error"
 
@@ -975,7 +982,7 @@ class UnknownOperation(OperationError, NotFound):
 
 
 class MissingSession(OperationError, InvalidInput):
-    """The operation needs a session, and none was named."""
+    """A call without a session of an operation that needs one."""
 
     code = "missing_session"
 
@@ -984,7 +991,7 @@ class MissingSession(OperationError, InvalidInput):
 
 
 class UnexpectedSession(OperationError, InvalidInput):
-    """The operation takes no session, and one was named."""
+    """A call with a session of an operation that takes none."""
 
     code = "unexpected_session"
 
@@ -994,13 +1001,13 @@ class UnexpectedSession(OperationError, InvalidInput):
 
 
 class InvalidArguments(OperationError, InvalidInput):
-    """The arguments do not fit the operation's schema. It was not called."""
+    """Arguments that do not fit the operation's schema. The operation was not called."""
 
     code = "invalid_arguments"
 
 
 class OperationFailed(OperationError):
-    """The operation raised, or what it returned cannot be used. `accepted` are turns that it had queued by then."""
+    """An operation that raised or returned an unusable value. `accepted` are the turns that it had queued before."""
 
     code = "operation_failed"
 
@@ -1010,13 +1017,13 @@ class OperationFailed(OperationError):
 
 
 class Unavailable(PerdureError):
-    """This session, or this version, cannot do that."""
+    """A feature that this session, machine or version lacks."""
 
     code = "unavailable"
 
 
 class MissingExtra(Unavailable, ImportError):
-    """A package that this part of Perdure needs is not installed. It is an ImportError too."""
+    """A missing package that this part of Perdure needs. It is an ImportError, too."""
 
     code = "missing_extra"
 
@@ -1042,7 +1049,7 @@ class CodeRuntimeExited(Unavailable):
 
 
 class DumpRefused(Unavailable):
-    """A saved state of an interpreter is not loaded. What it held comes back by running its cells again."""
+    """A saved interpreter that is not loaded. Running its cells again restores its variables."""
 
     code = "dump_refused"
 
@@ -1052,9 +1059,9 @@ class DumpRefused(Unavailable):
 
 
 class LiveEventsUnavailable(Unavailable):
-    """The events of a worker cannot be read from it here: its turns are told from the store, after a gap.
+    """A worker whose live events cannot be read here. Observers read its turns from the store, after a gap.
 
-    `gone`: nothing listens on its socket, which is what a dead worker leaves behind.
+    `gone` is True if the worker's socket has no listener, as after the worker's death.
     """
 
     code = "live_events_unavailable"
@@ -1065,13 +1072,13 @@ class LiveEventsUnavailable(Unavailable):
 
 
 class CommandsUnavailable(Unavailable):
-    """Commands cannot be run, or their output cannot be read, here."""
+    """A machine or store on which commands cannot run, or their output cannot be read."""
 
     code = "commands_unavailable"
 
 
 class McpUnavailable(Unavailable):
-    """An MCP server cannot be asked now; nothing was sent to it. `runtime.mcp.status()` tells of all of them."""
+    """An MCP server that cannot be asked now. Nothing was sent to it; `runtime.mcp.status()` lists all servers."""
 
     code = "mcp_unavailable"
 
@@ -1081,7 +1088,7 @@ class McpUnavailable(Unavailable):
 
 
 class SearchUnavailable(Unavailable):
-    """The text of sessions cannot be searched here."""
+    """A store whose conversations cannot be searched."""
 
     code = "search_unavailable"
     hint = ": Runtime(search=True) makes an index of a store in a file, or in memory"
@@ -1092,7 +1099,7 @@ class SearchUnavailable(Unavailable):
 
 
 class SignalsUnavailable(Unavailable):
-    """Python runs signal handlers in the main thread of a program only."""
+    """A wait for signals outside of the main thread, the only one in which Python runs signal handlers."""
 
     code = "signals_unavailable"
 
@@ -1104,7 +1111,7 @@ class SignalsUnavailable(Unavailable):
 
 
 class InputFilterMissing(Unavailable):
-    """What is said to this agent passes filters before it is stored, and this Runtime has none. Nothing was written."""
+    """An input for an agent that filters inputs, in a Runtime without these filters. Nothing was written."""
 
     code = "input_filter_missing"
     hint = ": give this Runtime the agent, or its filters, Runtime(input_filters={…})"
@@ -1117,7 +1124,7 @@ class InputFilterMissing(Unavailable):
 
 
 class ProviderUnavailable(Unavailable):
-    """The session's agent is not part of this Runtime, so that its model cannot be asked here."""
+    """A session whose agent is not part of this Runtime, so that its model cannot be called here."""
 
     code = "provider_unavailable"
 
@@ -1127,10 +1134,10 @@ class ProviderUnavailable(Unavailable):
 
 
 class ProviderError(PerdureError):
-    """A model call failed. Providers raise it; the engine retries it when `retryable`.
+    """A failed model call. Providers raise it, and the engine retries the call if it is `retryable`.
 
-    `unseen`: the model was asked, and what became of that is not known. Its cost is unknown then, and not zero, as that
-    of an answer which broke off.
+    `unseen` is True if the request was sent and its outcome is not known. Its cost is then unknown and not zero, as for
+    an answer that broke off.
     """
 
     code = "provider_error"
@@ -1151,10 +1158,10 @@ class ProviderError(PerdureError):
 
 
 class NotPrepared(PerdureError):
-    """A function that is called before every run raised, or returned what cannot be used.
+    """A function that is called before every run and that raised or returned an unusable value.
 
-    A turn with no record ends as `Failed(code, …)`. A turn with records and a process are set aside with this as the
-    reason: they go on where they were, once the function is mended and they are resumed.
+    A turn without records ends as `Failed(code, …)`. A turn with records, and a process, are set aside with this error
+    as the reason; they continue when the function is corrected and they are resumed.
     """
 
     code = "not_prepared"
@@ -1166,14 +1173,14 @@ class NotPrepared(PerdureError):
 
 
 class DepsFailed(NotPrepared):
-    """The function that makes `ctx.deps` made no objects."""
+    """A failure of the function that makes `ctx.deps`."""
 
     code = "deps_failed"
     what = "deps function"
 
 
 class InstructionsFailed(NotPrepared):
-    """The function that writes an agent's instructions gave no text."""
+    """A failure of the function that writes an agent's instructions."""
 
     code = "instructions_failed"
     what = "instructions function"

@@ -215,7 +215,7 @@ def test_a_file_of_another_program_is_refused_with_a_hint(store: Path) -> None:
     result = shell("doctor", store=store)
 
     assert result.exit_code == 1
-    assert "it is a SQLite database of some other program" in result.stderr
+    assert "it is a SQLite database of another program" in result.stderr
 
 
 def test_a_damaged_file_is_refused_with_a_hint(store: Path) -> None:

@@ -123,7 +123,7 @@ def test_an_unknown_process_is_a_usage_error(worked: Path) -> None:
     result = shell("logs", "nobody", store=worked)
 
     assert result.exit_code == 2
-    assert "process 'nobody': there is no such process in this store; `perdure ps --all` shows" in result.stderr
+    assert "process 'nobody': there is no such process in this store; `perdure ps --all` lists" in result.stderr
 
 
 # ---------------------------------------------------------------------- result

@@ -218,7 +218,7 @@ def test_a_signal_with_a_key_is_sent_once(worked: Path) -> None:
         (["a-1", "approve", '{"by": 7}'], 2, "the payload of 'signal.approve' does not fit"),
         (["a-1", "reject"], 2, "takes no signal 'reject'; it takes: approve, go"),
         (["d-1", "go"], 1, "process 'd-1' is completed: nothing more can happen to it"),
-        (["nobody", "go"], 2, "process 'nobody': there is no such process in this store; `perdure ps --all` shows"),
+        (["nobody", "go"], 2, "process 'nobody': there is no such process in this store; `perdure ps --all` lists"),
         (["", "go"], 2, "process id '' is not usable"),
         (['{"__handle__": "process"}', "go"], 2, "Invalid process handle: missing `id`"),
         (['{"id": "a-1"}', "go"], 2, "Invalid process handle: missing `__handle__`"),
@@ -288,7 +288,7 @@ def test_an_id_of_neither_is_a_usage_error(worked: Path) -> None:
     result = shell("cancel", "nobody", store=worked)
 
     assert result.exit_code == 2
-    assert "there is no session 'nobody' in this store: `perdure sessions` shows what is" in result.stderr
+    assert "there is no session 'nobody' in this store: `perdure sessions` lists the sessions" in result.stderr
     assert "nor a process: `perdure ps` shows those" in result.stderr
 
 

@@ -247,7 +247,7 @@ def test_an_unknown_session_is_a_usage_error(command: list[str], talked: Path) -
     result = shell(*command, "nobody", store=talked)
 
     assert result.exit_code == 2
-    assert "there is no session 'nobody' in this store: `perdure sessions` shows what is" in result.stderr
+    assert "there is no session 'nobody' in this store: `perdure sessions` lists the sessions" in result.stderr
 
 
 # ---------------------------------------------------------------------- fork and delete

@@ -361,8 +361,10 @@ def test_program_that_prints_the_text_of_a_failed_turn_ends_with_an_error(tmp_pa
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path, timeout=60)
 
     assert (ended.returncode, ended.stdout) == (1, "")
-    assert "TurnFailed" in ended.stderr.splitlines()[-1]
-    assert "invalid x-api-key" in ended.stderr.splitlines()[-1]
+    *_, message, page = ended.stderr.splitlines()
+    assert message.startswith("perdure.errors.TurnFailed: ")
+    assert "invalid x-api-key" in message
+    assert page == "See docs/troubleshooting.md#turnfailed"
 
 
 @tool(approval="ask")

@@ -87,7 +87,7 @@ async def test_a_database_of_some_other_program_is_refused_and_left_alone(tmp_pa
     error = await refused(path)
 
     assert isinstance(error, StoreDamaged)
-    assert "some other program" in str(error)
+    assert "another program" in str(error)
     with contextlib.closing(sqlite3.connect(path)) as connection:
         assert connection.execute("SELECT name FROM sqlite_schema").fetchall() == [("theirs",)]
 

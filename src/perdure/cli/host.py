@@ -86,8 +86,8 @@ def _say(message: str, code: str, json: bool) -> None:
 HINTS: dict[type[PerdureError], str] = {
     InputFilterMissing: ": `perdure run MODULE:AGENT` has them, and says it by the agent itself",
     UnknownCall: "; `perdure pending` lists what waits for a person",
-    UnknownSession: ": `perdure sessions` shows what is",
-    UnknownProcess: "; `perdure ps --all` shows what is",
+    UnknownSession: ": `perdure sessions` lists the sessions",
+    UnknownProcess: "; `perdure ps --all` lists the processes",
     TurnFailed: "; `perdure doctor` lists turns that are stuck",
 }
 """What an error advises here, in place of its hint for Python code."""

@@ -850,7 +850,7 @@ async def _is_process(store: Store, target: str, said: bool | None) -> bool:
         if row is not None:
             raise SessionDeleted(target)
         raise Refusal(
-            f"there is no session {target!r} in this store: `perdure sessions` shows what is; nor a process: "
+            f"there is no session {target!r} in this store: `perdure sessions` lists the sessions; nor a process: "
             "`perdure ps` shows those",
             code="not_found",
         )
