@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -327,6 +328,27 @@ async def test_pid_that_was_used_again_is_no_concern_of_ours(commands: Commands,
         assert (remains.processes, remains.verified, stranger.poll()) == ((), True, None)
         assert not shim.send_signal(stranger.pid, stat[4] - 1, signal.SIGKILL)
         stranger.kill()
+
+
+@pytest.mark.kill
+async def test_number_of_a_dead_shim_may_be_that_of_a_thread_now(commands: Commands) -> None:
+    """The kernel opens no pidfd of a thread, and says so with an error of its own."""
+    job = await commands.start("sleep", "100")
+    started = await killed_shim(job)
+    over = threading.Event()
+    thread = threading.Thread(target=over.wait)
+    thread.start()
+    try:
+        rewritten(job, shim=f"{thread.native_id} 1")
+        assert await job.wait() is None
+        remains = await end(job, "enough", 0)
+    finally:
+        over.set()
+        thread.join()
+
+    assert isinstance(remains, Remains)
+    assert remains.verified
+    assert not lives(started.leader.pid)
 
 
 @pytest.mark.kill

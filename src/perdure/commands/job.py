@@ -493,7 +493,10 @@ async def _wait_gone(who: Identity) -> None:
     """Wait until a process is gone, if it is there at all."""
     try:
         fd = os.pidfd_open(who.pid)
-    except ProcessLookupError:
+    except OSError as error:
+        # Besides ESRCH, a kernel says ENOENT, and an older one EINVAL, if a thread has the number by now.
+        if error.errno not in (errno.ESRCH, errno.ENOENT, errno.EINVAL):
+            raise
         return
     try:
         stat = shim.stat_of(who.pid)
