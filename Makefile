@@ -76,7 +76,8 @@ imports: $(DEV) ## Layers, purity and cycles: import-linter
 prose: $(DEV) ## Sentences to rewrite: no more of them than in tests/prose/counts.toml
 	@$(BIN)/python tests/prose/ratchet.py
 
-check: lint types imports prose ## All quick checks
+check: $(DEV) ## All quick checks, two at a time
+	@$(MAKE) --no-print-directory -j2 types lint imports prose
 
 format: $(DEV) ## Format the code and apply the safe fixes
 	@$(BIN)/ruff check --fix

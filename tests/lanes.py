@@ -6,8 +6,10 @@
     no lane        everything
 
 A cube is a test function that is called for many positions, and at each one for every way to die or on every store
-(`Case.mode`, `Case.store`). `test` runs one case of each position, and takes the modes and the stores in turns. A
-cube that is marked `kill` has a twin in one process, which passes all positions: `test` runs a few of its cases.
+(`Case.mode`, `Case.store`). `test` runs one case of each position, and takes the modes and the stores in turns. Of a
+function with many real kills (`kill`) it runs a few cases from all over the list, because nearly each one has a twin in
+one process that passes all its positions. A function that is marked `slow` is a cube however few its cases are, and
+is run on one store.
 
 A test marked `gate`, or a parameter (`pytest.param(…, marks=pytest.mark.gate)`), is the gate's alone. Use it for
 real-kill permutations whose positions another test passes in process, and for what takes many seconds.
@@ -19,15 +21,18 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import PurePath
 from typing import Any, NamedTuple
+from zlib import crc32
 
 import pytest
 
 LANES = ("quick", "test", "gate")
 
 FEW = 8
-"""A function with no more cases than these is no cube: `test` runs all of them."""
+"""A function with no more cases than these is no cube, unless it is marked `slow`: `test` runs all of them."""
 REAL = 6
-"""How many cases of a cube of real kills `test` runs."""
+"""How many cases `test` runs of a function with many real kills."""
+LONG = frozenset({"benchmarks", "soak"})
+"""Folders whose tests are samples of long lanes (`make bench`, `make soak`): the gate's alone."""
 VARIANTS = 2
 """How many variants of a test with parameters `quick` runs, from all over its list."""
 SLOW = frozenset({"gate", "kill", "slow", "fuzz"})
@@ -51,6 +56,7 @@ class Case(NamedTuple):
     store: str = ""
     gate: bool = False
     kill: bool = False
+    slow: bool = False
 
 
 def in_test(cases: Sequence[Case]) -> list[bool]:
@@ -65,24 +71,31 @@ def in_test(cases: Sequence[Case]) -> list[bool]:
 
 def _sample(cases: Sequence[Case], numbers: list[int]) -> list[int]:
     """Return the cases of one function that `test` runs."""
+    first = cases[numbers[0]]
     modes, stores = ({getattr(cases[n], name) for n in numbers} for name in ("mode", "store"))
-    if len(numbers) <= FEW or (len(modes) == 1 and len(stores) == 1):
+    if len(numbers) <= FEW and not first.slow:
         return numbers
+    if len(modes) == len(stores) == 1:
+        return numbers[:: -(-len(numbers) // REAL)] if first.kill and len(numbers) > FEW else numbers
     positions: dict[tuple[object, ...], list[int]] = {}
     for number in numbers:
         positions.setdefault(cases[number].position, []).append(number)
     used, sample = Counter[tuple[str, str]](), list[int]()
 
+    turn = crc32(first.test.encode()) if first.slow else 0  # so that not every slow function is run on the same store
+
     def take(choice: Iterable[int]) -> None:
-        taken = min(choice, key=lambda n: (used["mode", cases[n].mode], used["store", cases[n].store], n))
+        of = list(choice)
+        order = {number: (place - turn) % len(of) for place, number in enumerate(of)}
+        taken = min(of, key=lambda n: (used["mode", cases[n].mode], used["store", cases[n].store], order[n]))
         used["mode", cases[taken].mode] += 1
         used["store", cases[taken].store] += 1
         sample.append(taken)
 
     groups = list(positions.values())
-    for group in groups[:: -(-len(groups) // REAL)] if cases[numbers[0]].kill else groups:
+    for group in groups[:: -(-len(groups) // REAL)] if first.kill and len(numbers) > FEW else groups:
         take(group)
-    for name, values in (("mode", modes), ("store", stores)):
+    for name, values in (("mode", modes), ("store", () if first.slow else stores)):
         for value in sorted(values):
             if not used[name, value]:
                 take(n for n in numbers if getattr(cases[n], name) == value)
@@ -152,8 +165,8 @@ def _case(test: str, item: pytest.Item, dependent: set[str]) -> Case:
             store = value
         elif name not in dependent:
             position.append(_key(item, name, value))
-    gate, kill = (item.get_closest_marker(marker) is not None for marker in ("gate", "kill"))
-    return Case(test, tuple(position), mode, store, gate, kill)
+    gate, kill, slow = (item.get_closest_marker(marker) is not None for marker in ("gate", "kill", "slow"))
+    return Case(test, tuple(position), mode, store, gate or item.path.parent.name in LONG, kill, slow)
 
 
 def _key(item: pytest.Item, name: str, value: object) -> object:

@@ -55,6 +55,31 @@ def test_few_cases_of_real_kills_are_tested_and_each_mode() -> None:
     assert {case.mode for case in chosen} == set(MODES)
 
 
+def test_of_many_real_kills_that_are_listed_by_anything_a_few_are_tested() -> None:
+    chosen = run_by_test([Case("test_kill", (step,), kill=True) for step in range(40)])
+
+    assert 1 < len(chosen) <= REAL
+
+
+def test_of_a_slow_function_each_position_is_tested_once_however_few_there_are() -> None:
+    cases = [case._replace(slow=True) for case in cube(positions=1)]
+
+    assert len(run_by_test(cases)) == len(MODES), "one case, and one for each mode that it is not"
+
+
+def test_slow_functions_are_tested_on_one_store_each_and_not_all_on_the_same() -> None:
+    cases = [
+        Case(f"test_killed_anywhere_{number}", (), "", store, slow=True)
+        for number in range(20)
+        for store in ("memory", "sqlite")
+    ]
+
+    chosen = run_by_test(cases)
+
+    assert [case.test for case in chosen] == [f"test_killed_anywhere_{number}" for number in range(20)]
+    assert {case.store for case in chosen} == {"memory", "sqlite"}
+
+
 def test_what_differs_in_neither_mode_nor_store_is_tested_whole() -> None:
     cases = [Case("test_words", (word,)) for word in range(100)]
 

@@ -38,6 +38,7 @@ def kill_somewhere(folder: Path, lines: int, characters: int) -> None:
         child.wait()
 
 
+@pytest.mark.gate
 @pytest.mark.kill
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(size(2, 60)))

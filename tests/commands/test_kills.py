@@ -96,6 +96,7 @@ async def test_killed_at_every_step_a_command_runs_once_and_its_result_arrives(t
     assert (after.attempts, after.stuck) == (1, None)
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("point", ["before intent", "after intent", "before identity", "after identity"])
 async def test_killed_again_while_it_begins_anew_a_command_runs_once(tmp_path: Path, point: str) -> None:
     """The first host dies when a job is named and nothing is begun; the next one names another, and dies there."""
@@ -143,6 +144,7 @@ async def test_fifty_running_commands_are_adopted(tmp_path: Path) -> None:
     assert {(row.attempts, row.takeovers) for row in rows} == {(1, 0)}
 
 
+@pytest.mark.gate
 async def test_two_hundred_commands_run_at_once(tmp_path: Path) -> None:
     async with Runtime(tmp_path / "a.db") as runtime:
         handles = await asyncio.gather(*(runtime.command(["cat"], stdin=True) for _ in range(200)))
@@ -155,6 +157,7 @@ async def test_two_hundred_commands_run_at_once(tmp_path: Path) -> None:
     assert [each.stdout for each in results] == [str(n) for n in range(200)]
 
 
+@pytest.mark.gate
 async def test_a_host_that_is_killed_five_times_finds_its_command_each_time(tmp_path: Path) -> None:
     path = tmp_path / "a.db"
     for _ in range(5):

@@ -291,6 +291,7 @@ async def test_what_cannot_be_run_is_refused_before_anything_begins(ear: Ear, st
 # ---------------------------------------------------------------------- killed
 
 
+@pytest.mark.gate
 @pytest.mark.kill
 async def test_killed_again_and_again_its_program_loses_and_repeats_no_line(store: Path, tmp_path: Path) -> None:
     """The command goes on while its program is dead. Few lines at a time, so that none are left out of a flood.

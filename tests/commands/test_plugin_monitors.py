@@ -190,6 +190,7 @@ async def test_plugin_that_offers_what_is_no_monitor_refuses_the_session(
             await session.monitors()
 
 
+@pytest.mark.gate
 @pytest.mark.kill
 async def test_killed_again_and_again_its_program_starts_one_armed_monitor_in_all(store: Path, tmp_path: Path) -> None:
     """The program dies as soon as the monitor is registered, when its command runs, and after the turn."""

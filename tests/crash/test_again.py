@@ -65,6 +65,7 @@ def test_second_crash_during_recovery_comes_to_the_same_end(
     record_property("perdure", f"crash pairs: {count} on memory, seed {SEED}, part {part + 1} of 4")
 
 
+@pytest.mark.gate
 @pytest.mark.kill
 @pytest.mark.slow
 def test_second_real_kill_during_recovery_comes_to_the_same_end(record_property: Callable[[str, object], None]) -> None:

@@ -67,6 +67,7 @@ def test_undisturbed_conversation_is_summed_up_once() -> None:
     assert played.model_calls == 7
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("store", ["memory", "sqlite"])
 def test_history_is_whole_and_framed_once_wherever_it_is_killed(
     store: StoreKind, crash_kit: Callable[..., Report]
@@ -74,6 +75,7 @@ def test_history_is_whole_and_framed_once_wherever_it_is_killed(
     check(crash_kit(compacting, store=store))
 
 
+@pytest.mark.gate
 @pytest.mark.kill
 @pytest.mark.slow
 def test_history_is_whole_and_framed_once_wherever_it_is_really_killed(crash_kit: Callable[..., Report]) -> None:

@@ -79,6 +79,7 @@ def test_an_answer_is_asked_for_until_it_is_recorded(store: StoreKind, crash_kit
     check(crash_kit(scenario, store=store))
 
 
+@pytest.mark.gate
 @pytest.mark.kill
 @pytest.mark.slow
 def test_an_answer_is_asked_for_until_it_is_recorded_by_a_process_that_is_really_killed(

@@ -72,6 +72,7 @@ async def goes_on(path: Path) -> bool:
         return row.turn is None and receipt.turn_id == "chat.2"
 
 
+@pytest.mark.gate
 async def test_a_killed_backup_leaves_no_copy_or_a_whole_one(tmp_path: Path) -> None:
     own = await original(tmp_path / "template")
     made = 0
@@ -91,6 +92,7 @@ async def test_a_killed_backup_leaves_no_copy_or_a_whole_one(tmp_path: Path) -> 
     assert made > 1, "it may die when the copy has its name"
 
 
+@pytest.mark.gate
 async def test_a_copy_is_recognised_though_the_first_to_open_it_was_killed(tmp_path: Path) -> None:
     own = await copy_without_lock(tmp_path, tmp_path / "template")
 
@@ -101,7 +103,14 @@ async def test_a_copy_is_recognised_though_the_first_to_open_it_was_killed(tmp_p
         shutil.rmtree(folder)
 
 
-@pytest.mark.parametrize("kind", ["a backup", "without its lock", "in place of a newer one"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "a backup",
+        pytest.param("without its lock", marks=pytest.mark.gate),
+        pytest.param("in place of a newer one", marks=pytest.mark.gate),
+    ],
+)
 async def test_a_killed_restore_never_lets_a_copy_go_on_under_the_id_of_its_original(tmp_path: Path, kind: str) -> None:
     template = tmp_path / "template"
     own = await (copy_without_lock if kind == "without its lock" else backup)(tmp_path, template)
@@ -125,6 +134,7 @@ async def test_a_killed_restore_never_lets_a_copy_go_on_under_the_id_of_its_orig
     assert restored > 1, "it may die when all is done"
 
 
+@pytest.mark.gate
 async def test_a_killed_compaction_loses_nothing(tmp_path: Path) -> None:
     own = await original(tmp_path / "template")
     async with Runtime(tmp_path / "template" / "agent.db") as runtime:

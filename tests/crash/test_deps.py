@@ -129,11 +129,13 @@ AT_THE_PARK = {
 IN_THE_PROCESS = {"before effect open #3", "lost effect open #3", "before effect close #3", "lost effect close #3"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("store", ["memory", "sqlite"])
 def test_live_objects_are_made_again_wherever_it_is_killed(store: StoreKind, crash_kit: Callable[..., Report]) -> None:
     check(crash_kit(with_live_objects, store=store))
 
 
+@pytest.mark.gate
 @pytest.mark.kill
 @pytest.mark.slow
 def test_live_objects_are_made_again_wherever_it_is_really_killed(crash_kit: Callable[..., Report]) -> None:

@@ -49,6 +49,7 @@ def test_an_undisturbed_turn_edits_and_undoes() -> None:
     assert [line.data for line in played.ledger if line.name == "undone"] == [BEFORE]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("store", ["memory", "sqlite"])
 def test_changes_are_made_once_and_known_wherever_it_is_killed(
     store: StoreKind, crash_kit: Callable[..., Report]
@@ -56,6 +57,7 @@ def test_changes_are_made_once_and_known_wherever_it_is_killed(
     check(crash_kit(edited, store=store))
 
 
+@pytest.mark.gate
 @pytest.mark.kill
 @pytest.mark.slow
 def test_changes_are_made_once_and_known_wherever_it_is_really_killed(crash_kit: Callable[..., Report]) -> None:

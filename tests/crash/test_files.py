@@ -36,7 +36,7 @@ async def scenario(lab: Any) -> None:
 
 
 @pytest.mark.kill
-@pytest.mark.parametrize("real", [False, True], ids=["in process", "by SIGKILL"])
+@pytest.mark.parametrize("real", [False, pytest.param(True, marks=pytest.mark.gate)], ids=["in process", "by SIGKILL"])
 def test_a_picture_is_said_and_shown_wherever_its_host_is_killed(crash_kit: Any, real: bool) -> None:
     figures = crash_kit(scenario, real=real)
 

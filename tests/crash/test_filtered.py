@@ -41,11 +41,13 @@ def check(report: Report) -> None:
     assert {"before deliver", "lost deliver"} <= crashes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("store", ["memory", "sqlite"])
 def test_no_secret_is_stored_wherever_it_is_killed(store: StoreKind, crash_kit: Callable[..., Report]) -> None:
     check(crash_kit(filtered, store=store))
 
 
+@pytest.mark.gate
 @pytest.mark.kill
 @pytest.mark.slow
 def test_no_secret_is_stored_wherever_it_is_really_killed(crash_kit: Callable[..., Report]) -> None:

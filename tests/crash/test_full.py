@@ -16,7 +16,9 @@ CANCELLED: dict[str, tuple[Mode, ...]] = {
 }
 
 
-@pytest.mark.parametrize("real", [False, pytest.param(True, marks=pytest.mark.kill)], ids=["played", "real"])
+@pytest.mark.parametrize(
+    "real", [False, pytest.param(True, marks=[pytest.mark.kill, pytest.mark.gate])], ids=["played", "real"]
+)
 def test_a_reply_with_too_many_calls_ends_its_turn_wherever_it_is_killed(
     crash_kit: Callable[..., Report], real: bool
 ) -> None:
@@ -55,6 +57,6 @@ def forks() -> Generator[ForkServer, None, None]:
 
 
 @pytest.mark.kill
-@pytest.mark.parametrize("mode", ["before", "lost"])
+@pytest.mark.parametrize("mode", [pytest.param("before", marks=pytest.mark.gate), "lost"])
 def test_real_kill_around_the_commit_of_a_full_turn(forks: ForkServer, mode: Mode) -> None:
     check(forks.play([Crash("commit 1", mode)]))

@@ -42,11 +42,13 @@ def check(report: Report) -> None:
     assert {"before accept queue", "lost accept queue", "before configure", "lost configure"} <= crashes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("store", ["memory", "sqlite"])
 def test_tenants_are_never_mixed_wherever_it_is_killed(store: StoreKind, crash_kit: Callable[..., Report]) -> None:
     check(crash_kit(identified, store=store))
 
 
+@pytest.mark.gate
 @pytest.mark.kill
 @pytest.mark.slow
 def test_tenants_are_never_mixed_wherever_it_is_really_killed(crash_kit: Callable[..., Report]) -> None:
@@ -68,6 +70,7 @@ def check_begun(report: Report) -> None:
     assert {"before configure", "lost configure", "before configure #2", "before accept queue"} <= crashes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("store", ["memory", "sqlite"])
 def test_a_session_that_an_operation_begins_is_its_tenants_wherever_it_is_killed(
     store: StoreKind, crash_kit: Callable[..., Report]
@@ -75,6 +78,7 @@ def test_a_session_that_an_operation_begins_is_its_tenants_wherever_it_is_killed
     check_begun(crash_kit(begun_by_an_operation, store=store))
 
 
+@pytest.mark.gate
 @pytest.mark.kill
 @pytest.mark.slow
 def test_a_session_that_an_operation_begins_is_its_tenants_wherever_it_is_really_killed(

@@ -132,7 +132,14 @@ def ruled(statement: Statement) -> Fate:
 
 @pytest.mark.kill
 @pytest.mark.slow
-@pytest.mark.parametrize("variant", ["on the loop", "on a thread", "on a thread, after a slow disk"])
+@pytest.mark.parametrize(
+    "variant",
+    [
+        "on a thread",
+        pytest.param("on the loop", marks=pytest.mark.gate),
+        pytest.param("on a thread, after a slow disk", marks=pytest.mark.gate),
+    ],
+)
 def test_kill_inside_any_transaction_leaves_nothing_of_it(
     forks: ForkServer, forks_with_thread: ForkServer, variant: str, record_property: Callable[[str, object], None]
 ) -> None:

@@ -47,11 +47,13 @@ def check(report: Report) -> None:
     assert {"before configure", "lost configure"} <= {str(row.crash) for row in report.rows}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("store", ["memory", "sqlite"])
 def test_each_turn_asks_the_model_it_was_accepted_under(store: StoreKind, crash_kit: Callable[..., Report]) -> None:
     check(crash_kit(scenario, store=store))
 
 
+@pytest.mark.gate
 @pytest.mark.kill
 @pytest.mark.slow
 def test_each_turn_asks_the_model_it_was_accepted_under_after_a_real_kill(crash_kit: Callable[..., Report]) -> None:

@@ -12,6 +12,7 @@ import pytest
 RUN = Path(__file__).parents[1] / "mutants" / "run.py"
 
 
+@pytest.mark.gate
 @pytest.mark.slow
 def test_two_mutants_turn_the_matrix_red(record_property: Callable[[str, object], None]) -> None:
     ran = subprocess.run(

@@ -70,6 +70,7 @@ def test_undisturbed_conversation_is_shortened_once() -> None:
     assert played.model_calls == UNDISTURBED
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("store", ["memory", "sqlite"])
 def test_a_turn_is_shortened_once_and_answered_wherever_it_is_killed(
     store: StoreKind, crash_kit: Callable[..., Report]
@@ -77,6 +78,7 @@ def test_a_turn_is_shortened_once_and_answered_wherever_it_is_killed(
     check(crash_kit(overflowing, store=store))
 
 
+@pytest.mark.gate
 @pytest.mark.kill
 @pytest.mark.slow
 def test_a_turn_is_shortened_once_and_answered_wherever_it_is_really_killed(crash_kit: Callable[..., Report]) -> None:

@@ -81,6 +81,7 @@ def _ran_again(row: KillResult, hook: str) -> bool:
     return any(line.name == hook and line.incarnation > 1 for line in row.played.ledger)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("store", ["memory", "sqlite"])
 def test_never_half_a_decision_wherever_it_is_killed(store: StoreKind, crash_kit: Callable[..., Report]) -> None:
     check(crash_kit(hooked, store=store))
@@ -104,6 +105,7 @@ def test_second_crash_during_recovery_makes_no_half_decision_either() -> None:
     assert wrong == []
 
 
+@pytest.mark.gate
 @pytest.mark.kill
 @pytest.mark.slow
 def test_never_half_a_decision_wherever_it_is_really_killed(crash_kit: Callable[..., Report]) -> None:

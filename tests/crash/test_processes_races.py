@@ -23,7 +23,7 @@ from tests.soak.races import race
 
 __all__ = ["folder"]
 
-pytestmark = [pytest.mark.kill, pytest.mark.slow]
+pytestmark = [pytest.mark.kill, pytest.mark.slow, pytest.mark.gate]
 
 SAMPLE = 150
 

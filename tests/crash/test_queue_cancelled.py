@@ -62,6 +62,7 @@ def check(report: Report) -> None:
     assert {"before cancel", "lost cancel"} <= {str(row.crash) for row in report.rows}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("store", ["memory", "sqlite"])
 def test_cancelled_inputs_never_begin_wherever_it_is_killed(store: StoreKind, crash_kit: Callable[..., Report]) -> None:
     check(crash_kit(cancelled_while_queued, store=store))
@@ -77,6 +78,7 @@ def test_a_lost_reply_cancels_nothing_twice(store: StoreKind) -> None:
     assert session.turns == {1: "finished", 2: "cancelled", 3: "cancelled", 4: "finished"}
 
 
+@pytest.mark.gate
 @pytest.mark.kill
 @pytest.mark.slow
 def test_cancelled_inputs_never_begin_wherever_it_is_really_killed(crash_kit: Callable[..., Report]) -> None:

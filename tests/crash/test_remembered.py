@@ -25,11 +25,13 @@ def check(report: Report) -> None:
     assert {"before configure", "lost configure", "before branch", "lost branch"} <= crashes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("store", ["memory", "sqlite"])
 def test_acknowledged_state_holds_wherever_it_is_killed(store: StoreKind, crash_kit: Callable[..., Report]) -> None:
     check(crash_kit(remembered, store=store))
 
 
+@pytest.mark.gate
 @pytest.mark.kill
 @pytest.mark.slow
 def test_acknowledged_state_holds_wherever_it_is_really_killed(crash_kit: Callable[..., Report]) -> None:

@@ -24,11 +24,13 @@ def check(report: Report) -> None:
     assert {"before configure", "lost configure", "before branch"} <= {str(row.crash) for row in report.rows}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("store", ["memory", "sqlite"])
 def test_decisions_hold_wherever_it_is_killed(store: StoreKind, crash_kit: Callable[..., Report]) -> None:
     check(crash_kit(settled, store=store))
 
 
+@pytest.mark.gate
 @pytest.mark.kill
 @pytest.mark.slow
 def test_decisions_hold_wherever_it_is_really_killed(crash_kit: Callable[..., Report]) -> None:

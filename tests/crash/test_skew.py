@@ -234,6 +234,7 @@ async def test_a_sleep_that_a_dead_machine_ahead_had_begun_ends_late_and_once(fi
     assert world.count == {"woken": 1}
 
 
+@pytest.mark.gate
 @pytest.mark.kill
 @pytest.mark.slow
 async def test_processes_of_a_real_machine_behind_are_woken_once_by_one_ahead(folder: Path) -> None:

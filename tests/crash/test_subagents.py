@@ -60,6 +60,7 @@ def test_children_go_on_where_they_were_wherever_it_is_killed(
     check(crash_kit(scenario))
 
 
+@pytest.mark.gate
 @pytest.mark.kill
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_children_go_on_where_they_were_wherever_it_is_really_killed(
@@ -97,6 +98,7 @@ def test_a_cancelled_tree_ends_as_a_whole_wherever_it_is_killed(crash_kit: Calla
     check_cancelled(crash_kit(cancelled))
 
 
+@pytest.mark.gate
 @pytest.mark.kill
 def test_a_cancelled_tree_ends_as_a_whole_wherever_it_is_really_killed(crash_kit: Callable[..., Report]) -> None:
     check_cancelled(crash_kit(cancelled, real=True, sample=REAL_KILLS))

@@ -59,6 +59,7 @@ async def test_a_process_beside_one_that_kills_ends_well(tmp_path: Path) -> None
     await check_done(tmp_path)
 
 
+@pytest.mark.gate
 async def test_a_turn_that_waits_for_its_model_beside_a_process_that_kills_ends_well(tmp_path: Path) -> None:
     killed = lives(tmp_path, "turn")
 
@@ -72,6 +73,7 @@ async def test_a_turn_that_waits_for_its_model_beside_a_process_that_kills_ends_
     assert (row.head, row.state) == (1, "idle")
 
 
+@pytest.mark.gate
 async def test_a_process_beside_a_turn_that_kills_ends_well(tmp_path: Path) -> None:
     killed = lives(tmp_path, "poison")
 
@@ -96,6 +98,7 @@ async def test_two_that_kill_are_told_apart(tmp_path: Path) -> None:
     await check_done(tmp_path)
 
 
+@pytest.mark.gate
 async def test_runtimes_of_one_os_process_die_one_death(tmp_path: Path) -> None:
     killed = lives(tmp_path, "pid")
 
@@ -104,6 +107,7 @@ async def test_runtimes_of_one_os_process_die_one_death(tmp_path: Path) -> None:
     await check_done(tmp_path)
 
 
+@pytest.mark.gate
 async def test_a_suspect_that_is_only_slow_makes_room_for_the_one_that_kills(tmp_path: Path) -> None:
     killed = lives(tmp_path, "slow")
 

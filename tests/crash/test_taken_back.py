@@ -47,7 +47,9 @@ def ends(report: Report) -> set[tuple[str, str]]:
     return found
 
 
-@pytest.mark.parametrize("real", [False, pytest.param(True, marks=pytest.mark.kill)], ids=["played", "real"])
+@pytest.mark.parametrize(
+    "real", [False, pytest.param(True, marks=[pytest.mark.kill, pytest.mark.gate])], ids=["played", "real"]
+)
 def test_one_that_may_be_repeated_fails_wherever_it_is_killed(crash_kit: Callable[..., Report], real: bool) -> None:
     report = crash_kit(ordered_again, real=real)
 

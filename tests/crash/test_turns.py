@@ -87,6 +87,7 @@ async def fork_and_delete(lab: Lab) -> None:
         assert told == ["one", "You said: one", "two", "You said: two"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("store", STORES)
 def test_fork_and_delete_survive_every_crash(store: StoreKind) -> None:
     report = kill_everywhere(fork_and_delete, store=store)
@@ -96,6 +97,7 @@ def test_fork_and_delete_survive_every_crash(store: StoreKind) -> None:
     assert {"branch", "delete"} <= {row.crash.point for row in report.rows}
 
 
+@pytest.mark.gate
 @pytest.mark.kill
 @pytest.mark.slow
 def test_fork_and_delete_survive_every_real_kill(record_property: Callable[[str, object], None]) -> None:

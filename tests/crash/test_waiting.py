@@ -137,6 +137,7 @@ def test_a_turn_goes_on_without_a_lost_file_wherever_its_host_is_killed(crash: C
     check_lost_file(play(lost_file, [crash], store=store), LOST_FILE[crash.point][crash.mode])
 
 
+@pytest.mark.gate
 @pytest.mark.kill
 @pytest.mark.slow
 def test_a_turn_goes_on_without_a_lost_file_after_a_real_kill() -> None:

@@ -44,7 +44,9 @@ async def wound_up(lab: Lab) -> None:
         await lab.until(set_aside)
 
 
-@pytest.mark.parametrize("real", [False, pytest.param(True, marks=pytest.mark.kill)], ids=["played", "real"])
+@pytest.mark.parametrize(
+    "real", [False, pytest.param(True, marks=[pytest.mark.kill, pytest.mark.gate])], ids=["played", "real"]
+)
 def test_it_is_set_aside_once_wherever_it_is_killed(crash_kit: Callable[..., Report], real: bool) -> None:
     report = crash_kit(wound_up, real=real)
 

@@ -246,7 +246,9 @@ def ruling(crash: Crash) -> Fate:
 @pytest.mark.kill
 @pytest.mark.fuzz
 @pytest.mark.slow
-@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize(
+    "dialect", [DIALECTS[0], *(pytest.param(dialect, marks=pytest.mark.gate) for dialect in DIALECTS[1:])]
+)
 def test_every_kill_around_a_request_over_http_has_its_ruled_fate(
     dialect: str, server: Server, forks: ForkServer, record_property: Callable[[str, object], None]
 ) -> None:

@@ -10,7 +10,6 @@ import functools
 import os
 import re
 import shlex
-import subprocess
 import sys
 import types
 from collections.abc import Iterator
@@ -18,8 +17,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from typer.testing import CliRunner
 
 import perdure
+from perdure.cli.app import app
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -138,11 +139,9 @@ GROUPS = ("processes",)
 
 @functools.cache
 def help_of(*command: str) -> str:
-    run = [sys.executable, "-c", "from perdure.cli import main; main()", *command, "--help"]
-    wide = {**os.environ, "COLUMNS": "200", "NO_COLOR": "1"}
-    done = subprocess.run(run, capture_output=True, text=True, timeout=60, env=wide)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    shown = CliRunner().invoke(app, [*command, "--help"], env={"COLUMNS": "200", "NO_COLOR": "1"})
+    assert shown.exit_code == 0, shown.output
+    return shown.output
 
 
 @pytest.mark.parametrize(("where", "words"), command_lines("perdure"))

@@ -65,6 +65,7 @@ def test_examples_and_samples_pass_mypy_as_strict_as_it_is(tmp_path: Path) -> No
     check(errors, sources, refused)
 
 
+@pytest.mark.gate
 @pytest.mark.slow
 def test_examples_and_samples_pass_pyright_as_editors_have_it(tmp_path: Path) -> None:
     sources, refused = extract(tmp_path)

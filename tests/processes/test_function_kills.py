@@ -121,6 +121,7 @@ def test_killed_at_every_point_in_every_way_it_ends_as_if_nobody_had(scenario: C
     assert len(kills) >= 3
 
 
+@pytest.mark.gate
 @pytest.mark.slow
 @pytest.mark.parametrize("scenario", [killed.play_plain, killed.play_choosing], ids=name_of)
 def test_killed_twice_at_any_two_points(scenario: Callable[..., Any]) -> None:
@@ -222,6 +223,7 @@ def test_real_kill_around_a_write(forks: ForkServer, scenario: Callable[..., Any
     assert faults(played, scenario, kills=1) == []
 
 
+@pytest.mark.gate
 @pytest.mark.kill
 def test_real_kill_of_two_branches_at_every_effect(forks: ForkServer) -> None:
     found = {}
@@ -236,6 +238,7 @@ def test_real_kill_of_two_branches_at_every_effect(forks: ForkServer) -> None:
 EFFECT_NAMES = [("pay", ""), ("pay", " #2"), ("pay", " #3"), ("pay", " #4"), ("note", ""), ("note", " #2")]
 
 
+@pytest.mark.gate
 @pytest.mark.kill
 def test_real_kill_inside_every_transaction(forks: ForkServer) -> None:
     """Between any two statements of its writes: a half of a write is never seen."""

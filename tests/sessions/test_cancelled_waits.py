@@ -170,6 +170,7 @@ async def taken_back(lab: Lab) -> None:
         await patiently(lambda: session.result("s.1"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("store", ["memory", "sqlite"])
 def test_waits_are_taken_back_once_wherever_it_is_killed(store: StoreKind, crash_kit: Callable[..., Report]) -> None:
     report = crash_kit(taken_back, store=store)

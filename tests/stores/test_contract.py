@@ -18,12 +18,12 @@ from tests.stores.oracle.lives import lives_of
 from tests.stores.oracle.model import StoreModel
 from tests.stores.places import InMemory, InOneFile, InOneFileOnAThread
 
-TestMemoryLives = pytest.mark.fuzz(lives_of(InMemory))
-TestSqliteLives = pytest.mark.fuzz(lives_of(InOneFile))
-TestNetworkLives = pytest.mark.fuzz(lives_of(OverNetwork))
+TestMemoryLives = pytest.mark.gate(pytest.mark.fuzz(lives_of(InMemory)))
+TestSqliteLives = pytest.mark.gate(pytest.mark.fuzz(lives_of(InOneFile)))
+TestNetworkLives = pytest.mark.gate(pytest.mark.fuzz(lives_of(OverNetwork)))
 
 TestSqliteStore = pytest.mark.fuzz(store_contract(InOneFile))
-TestSqliteStoreOnAThread = pytest.mark.fuzz(store_contract(InOneFileOnAThread))
+TestSqliteStoreOnAThread = pytest.mark.gate(pytest.mark.fuzz(store_contract(InOneFileOnAThread)))
 TestNetworkStore = pytest.mark.fuzz(store_contract(OverNetwork))
 
 

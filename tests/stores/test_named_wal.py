@@ -84,7 +84,7 @@ def said(last: int) -> list[bytes]:
 
 @pytest.mark.kill
 @pytest.mark.parametrize("reading", READERS)
-@pytest.mark.parametrize("how", ["read", "copy"])
+@pytest.mark.parametrize("how", ["read", pytest.param("copy", marks=pytest.mark.gate)])
 async def test_turns_survive_a_kill_after_the_host_read_its_own_file(tmp_path: Path, how: str, reading: str) -> None:
     path = tmp_path / "store" / "agent.db"
     with hosting(path) as host:

@@ -75,6 +75,7 @@ async def tell_the_session(store: Store) -> None:
         await store.write(Deliver("chat", "clerk", (wake.number,), body, f"wake-{wake.number}", 8, turn=False))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("store", ["memory", "sqlite"])
 def test_killed_at_every_write_a_process_ends_once_and_is_told_of_once(store: Any) -> None:
     report = kill_everywhere(scenario, store=store, modes=("before", "lost", "hang", "late", "unheard"))
@@ -94,6 +95,7 @@ def test_killed_at_every_write_a_process_ends_once_and_is_told_of_once(store: An
         assert child.status == "cancelled"
 
 
+@pytest.mark.gate
 @pytest.mark.kill
 @pytest.mark.slow
 def test_really_killed_at_every_write_it_is_the_same() -> None:

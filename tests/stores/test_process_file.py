@@ -327,6 +327,7 @@ async def test_claims_of_one_process_race_and_one_wins(stores: tuple[SqliteStore
     assert winners == Counter({f"p{number}": 1 for number in range(40)})
 
 
+@pytest.mark.gate
 @pytest.mark.slow
 async def test_two_workers_take_ten_thousand_rows_each_exactly_once(tmp_path: Path) -> None:
     path, many = tmp_path / "agent.db", 10_000
