@@ -163,7 +163,7 @@ class Sampler:
     def _start(self, row: Row, params: Sample, script: Path, work: Path) -> subprocess.Popen[bytes]:
         python = sys.executable if row.whole else str(self._python[row.http])
         command = [python, str(script), row.workload, json.dumps(params | {"t0": time.time()})]
-        environment = {**os.environ, **programs(), "BENCH_OUT": str(work / "out.json"), "PYTHONHASHSEED": "0"}
+        environment = child_environment() | {"BENCH_OUT": str(work / "out.json"), "PYTHONHASHSEED": "0"} | programs()
         environment.pop("PYTHONPATH", None)
         with open(work / "log", "ab") as log:
             return subprocess.Popen(
@@ -203,6 +203,11 @@ class Sampler:
 
 HTTP = ("httpx2", "httpcore2", "h11", "anyio", "idna", "truststore", "typing_extensions")
 """The HTTP client, and what it imports."""
+
+
+def child_environment() -> dict[str, str]:
+    """Return the environment without PYTHONDONTWRITEBYTECODE, under which each sample would compile what it imports."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
 def programs() -> dict[str, str]:
@@ -323,11 +328,11 @@ def measure_peers(args: argparse.Namespace) -> dict[str, Any] | None:
     if not harness.exists():
         sys.exit(f"the other systems' harness is not at {PEERS}: name its folder in BENCH_PEERS")
     out = Path(args.tmp or tempfile.gettempdir()) / "perdure-bench-peers.json"
-    subprocess.run([sys.executable, str(harness), "setup"], check=True)
+    subprocess.run([sys.executable, str(harness), "setup"], check=True, env=child_environment())
     command = [sys.executable, str(harness), "run", "--out", str(out)]
     command += ["--quick"] if args.quick else []
     command += ["--only", args.only] if args.only else []
-    subprocess.run(command, check=True)
+    subprocess.run(command, check=True, env=child_environment())
     return stored_figures(out)
 
 

@@ -329,3 +329,39 @@ print(json.dumps([sampler.sample(row, False) for row in ROWS if row.name == "wmi
     (found,) = json.loads(ended.stdout)
     assert found["workers"] == 0
     assert found["held_kb"] > 0
+
+
+WRITES_BYTE_CODE = """
+import json, os, sys
+out = os.environ.get("BENCH_OUT") or sys.argv[-1]
+if out != "setup":
+    with open(out, "w") as file:
+        json.dump({"writes": not sys.dont_write_bytecode}, file)
+"""
+
+
+def test_programs_of_a_run_keep_byte_code_where_the_environment_says_otherwise(tmp_path: Path) -> None:
+    """Without byte code each cold start compiles what it imports, and the floor and ours are no longer comparable."""
+    peers = tmp_path / "peers"
+    (peers / "adapters").mkdir(parents=True)
+    for name in ("bench.py", "adapters/floor.py"):
+        (peers / name).write_text(WRITES_BYTE_CODE)
+    child = """
+import argparse, json, sys
+from pathlib import Path
+from run import Row, Sampler, measure_peers
+folder = sys.argv[1]
+sample = Sampler(Path(folder), quick=True).sample(Row("w6", floor={}), floor=True)
+peers = measure_peers(argparse.Namespace(tmp=folder, quick=False, only=None))
+print(json.dumps([sample["writes"], peers["writes"]]))
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", child, str(tmp_path)],
+        cwd=BENCHMARKS,
+        env={**os.environ, "BENCH_PEERS": str(peers), "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert json.loads(ended.stdout) == [True, True]
