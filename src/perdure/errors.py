@@ -34,6 +34,7 @@
     │   ├── UnknownSession
     │   ├── UnknownTurn
     │   ├── UnknownCall
+    │   │   └── UnknownStep       no step of a process waits for a settlement under this id
     │   ├── UnknownNode
     │   ├── UnknownTool
     │   ├── UnknownWait
@@ -480,6 +481,16 @@ class UnknownCall(NotFound):
     def __init__(self, call_id: str, why: str = "nothing waits under this id") -> None:
         self.call_id = call_id
         super().__init__(f"call {quoted(call_id)}: {why}")
+
+
+class UnknownStep(UnknownCall):
+    """No step waits for a settlement under this id: it may have been settled, or its process is at work."""
+
+    code = "unknown_step"
+    hint = "; `await handle.pending()` lists the steps that wait for one"
+
+    def __init__(self, call_id: str) -> None:
+        super().__init__(call_id, "no step waits for a settlement under this id")
 
 
 class UnknownNode(NotFound):

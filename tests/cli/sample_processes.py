@@ -5,8 +5,10 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from perdure import Process, ProcessContext, Runtime, process
+from perdure import Process, ProcessContext, Runtime, call, process
+from perdure.processes.run import load_steps
 from perdure.stores.sqlite import SqliteStore
+from tests.kit import crash, until
 
 
 def double(n: int) -> int:
@@ -38,7 +40,19 @@ async def broken(ctx: ProcessContext[object]) -> None:
     raise ValueError("no such order")
 
 
-ALL: list[Process[..., Any]] = [doubled, approved, napping, broken]
+async def charge() -> int:
+    """Take long enough to be interrupted."""
+    await asyncio.Event().wait()
+    return 0
+
+
+@process
+async def charging(ctx: ProcessContext[object]) -> int:
+    """Asks a person what became of its step."""
+    return await ctx.step(call(charge), recovery="ask")
+
+
+ALL: list[Process[..., Any]] = [doubled, approved, napping, broken, charging]
 
 
 def prepare(store: Path, work: Callable[[Runtime], Awaitable[None]]) -> None:
@@ -47,6 +61,25 @@ def prepare(store: Path, work: Callable[[Runtime], Awaitable[None]]) -> None:
     async def main() -> None:
         async with Runtime(store, processes=ALL) as runtime:
             await work(runtime)
+
+    asyncio.run(main())
+
+
+def interrupt(store: Path, what: Process[..., Any], process_id: str) -> None:
+    """Kill a worker in the first step of a process, and have the next one look at what was left."""
+
+    async def main() -> None:
+        runtime = await Runtime(store, processes=ALL).__aenter__()
+        handle = await runtime.start(what, id=process_id)
+
+        async def has_begun() -> bool:
+            row = await handle.record()
+            return bool((await load_steps(runtime.store, row.pid, row.id))[0])
+
+        await until(has_begun)
+        await crash(runtime)
+        async with Runtime(store, processes=ALL) as runtime:
+            await parked(runtime, process_id)
 
     asyncio.run(main())
 

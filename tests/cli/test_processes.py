@@ -13,7 +13,18 @@ from perdure.model.process import Cancelled, Registration, Success, WakeTarget
 from perdure.model.session import WorkerRow
 from perdure.model.write import Advance, Beat, Claim, Dismiss, ProcessRef, ProcessScope, Register, Release
 from perdure.stores.sqlite import SqliteStore
-from tests.cli.sample_processes import ALL, approved, broken, doubled, napping, parked, prepare, write
+from tests.cli.sample_processes import (
+    ALL,
+    approved,
+    broken,
+    charging,
+    doubled,
+    interrupt,
+    napping,
+    parked,
+    prepare,
+    write,
+)
 from tests.cli.shell import say, shell, shell_json
 
 HANDLE = '{"__handle__": "process", "id": "a-1"}'
@@ -395,3 +406,27 @@ def test_looking_makes_no_store(command: list[str], store: Path) -> None:
     assert result.exit_code == 2
     assert "there is no store at" in json.loads(result.stdout)["error"]["message"]
     assert not store.exists()
+
+
+# ---------------------------------------------------------------------- steps that ask
+
+
+def test_step_that_a_crash_cut_off_is_listed_and_settled_from_a_shell(store: Path) -> None:
+    interrupt(store, charging, "night.1")
+
+    [asked] = shell_json("pending", store=store)
+    listed = shell("ps", store=store)
+    settled = shell("settle", "night.1.1", "done", "--value", "7", store=store)
+    again = shell("settle", "night.1.1.1", "done", store=store)
+    found: list[object] = []
+    prepare(store, lambda runtime: _result(runtime, found))
+
+    assert (asked["call_id"], asked["kind"], asked["tool"]) == ("night.1.1", "recovery", "charge")
+    assert "perdure settle night.1.1 done (or failed, rerun)" in " ".join(listed.stdout.split())
+    assert (settled.exit_code, settled.stdout.splitlines()[0]) == (0, "settled as done night.1.1")
+    assert again.exit_code == 2
+    assert found == [7]
+
+
+async def _result(runtime: Runtime, found: list[object]) -> None:
+    found.append(await runtime.handle("night.1").result(60))

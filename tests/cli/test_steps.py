@@ -19,7 +19,7 @@ def test_steps_are_listed_with_how_they_ended(store: Path) -> None:
     prepare(store, work)
 
     assert lines(shell("processes", "steps", "d-1", store=store).stdout) == [["1", "step", "double", "1", "ok: 42"]]
-    assert [record["type"] for record in shell_json("processes", "steps", "d-1", store=store)] == ["begun.1", "done.1"]
+    assert [record["type"] for record in shell_json("processes", "steps", "d-1", store=store)] == ["done.1"]
 
 
 def test_what_it_is_at_is_the_last_line(store: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 POINTS = "crash/test_processes_points.py::test_a_process_{}killed_here_ends_as_its_contract_says"
 KILLS = "commands/test_kills.py::test_{}"
 TOOLS = "processes_tools/test_crash.py::test_{}"
+STEPS = "processes/test_function_steps.py::test_{}"
 COMMANDS = "crash/test_commands.py::test_killed_here_a_{}"
 
 PROCESSES: dict[str, tuple[str, ...]] = {
@@ -42,6 +43,16 @@ PROCESSES: dict[str, tuple[str, ...]] = {
         KILLS.format("a_host_that_is_killed_five_times_finds_its_command_each_time"),
         "commands/test_commands.py::test_what_a_deleted_session_owned_is_killed_by_the_next_runtime",
         "commands/test_commands.py::test_a_tool_that_is_run_again_finds_its_command",
+    ),
+    "P5 worker killed in a step of a durable function": (
+        STEPS.format("a_step_that_declares_nothing_is_done_again_after_a_crash_and_counted"),
+        STEPS.format("a_process_that_was_begun_before_the_default_changed_keeps_it_and_one_line_says_so"),
+        STEPS.format("a_step_that_began_as_once_stays_so_though_its_code_declares_nothing_any_more"),
+        STEPS.format("an_ask_step_that_a_crash_cut_off_waits_until_a_person_has_settled_it"),
+        STEPS.format("an_ask_step_that_is_settled_as_rerun_and_cut_off_again_asks_again"),
+        "processes/test_function_kills.py::test_killed_at_every_point_in_every_way_it_ends_as_if_nobody_had",
+        "processes/test_function_kills.py::test_real_kill_around_a_write",
+        "processes/test_function_kills.py::test_killed_again_while_a_person_settles_its_step_the_step_is_done_once",
     ),
     "P5 worker killed while it works": (
         "crash/test_processes_owners.py::test_a_killed_workers_processes_end_as_each_declared",

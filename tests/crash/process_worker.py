@@ -100,7 +100,7 @@ async def working(ctx: ProcessContext[Outside]) -> str:
 
 @process
 async def working_once(ctx: ProcessContext[Outside]) -> str:
-    return await ctx.step(ctx.deps.work, ctx.process_id)
+    return await ctx.step(ctx.deps.work, ctx.process_id, recovery="once")
 
 
 @process
@@ -119,8 +119,8 @@ async def racing(ctx: ProcessContext[Outside], n: int) -> int:
 @process
 async def lasting(ctx: ProcessContext[Outside], n: int) -> int:
     """Takes longer than the lease under which it is worked on."""
-    await ctx.step(asyncio.sleep, 4.5)
-    return await ctx.step(ctx.deps.add, ctx.process_id, n)
+    await ctx.step(asyncio.sleep, 4.5, recovery="once")
+    return await ctx.step(ctx.deps.add, ctx.process_id, n, recovery="once")
 
 
 @process
@@ -146,7 +146,7 @@ async def sleeping(ctx: ProcessContext[Outside], n: int) -> int:
 @process
 async def dozing(ctx: ProcessContext[Outside], n: int) -> int:
     await ctx.sleep(300)
-    return await ctx.step(ctx.deps.add, ctx.process_id, n)
+    return await ctx.step(ctx.deps.add, ctx.process_id, n, recovery="once")
 
 
 @process
@@ -169,7 +169,7 @@ async def leading(ctx: ProcessContext[Outside]) -> None:
 async def blocking(ctx: ProcessContext[Outside]) -> str:
     ctx.deps.note("begun", ctx.process_id)
     time.sleep(4.5)  # noqa: ASYNC251  # what nobody should do, and somebody will
-    return await ctx.step(ctx.deps.work, ctx.process_id)
+    return await ctx.step(ctx.deps.work, ctx.process_id, recovery="once")
 
 
 FUNCTIONS: list[Process[..., Any]] = [
@@ -411,7 +411,7 @@ async def finishing(ctx: ProcessContext[Outside]) -> str:
         ctx.deps.note("work", ctx.process_id)
         return "finished"
 
-    return await ctx.step(last)
+    return await ctx.step(last, recovery="once")
 
 
 FUNCTIONS.append(finishing)

@@ -17,6 +17,7 @@ import msgspec
 from perdure import Process, ProcessContext, Retry, Runtime, call, process
 from perdure.engine.lease import LeaseTerms
 from perdure.errors import OutcomeUnknown, StepFailed
+from perdure.lifecycle.process import unsettled_steps
 from perdure.testing.crash import Lab, Played
 
 Ctx = ProcessContext[Lab]
@@ -50,7 +51,7 @@ async def flaky(lab: Lab, what: str) -> str:
 async def paid(ctx: Ctx, what: str) -> str:
     """A step that is never repeated, by code that can live with not knowing."""
     try:
-        return await ctx.step(pay, ctx.deps, what, name=what)
+        return await ctx.step(pay, ctx.deps, what, name=what, recovery="once")
     except OutcomeUnknown:
         return f"unknown {what}"
 
@@ -138,7 +139,7 @@ async def polling(ctx: Ctx) -> list[Any]:
     while len(seen) < 2:
         what = f"round {len(seen)}"
         try:
-            seen = [*seen, await ctx.step(pay, ctx.deps, what)]
+            seen = [*seen, await ctx.step(call(pay, ctx.deps, what), recovery="once")]
         except OutcomeUnknown:
             seen = [*seen, f"unknown {what}"]
         await ctx.checkpoint(seen)
@@ -177,7 +178,7 @@ async def bidding(ctx: Ctx) -> list[Any]:
 
     await ctx.gather(bid("s1", "s2"), bid("q"))
     try:
-        paid_for = await ctx.step(pay, ctx.deps, "order", name=" ".join(answers))
+        paid_for = await ctx.step(pay, ctx.deps, "order", name=" ".join(answers), recovery="once")
     except OutcomeUnknown:
         paid_for = "unknown order"
     return [len(answers), paid_for, await noted(ctx, "end")]
@@ -202,9 +203,23 @@ async def limited(ctx: Ctx) -> list[Any]:
     return []
 
 
+@process
+async def reading(ctx: Ctx) -> list[str]:
+    """Says nothing of recovery, neither alone nor in branches."""
+    first = await ctx.step(note, ctx.deps, "r1")
+    both = await ctx.gather(ctx.step(note, ctx.deps, "r2"), ctx.step(note_now, ctx.deps, "r3"))
+    return [first, *both, await ctx.step(flaky, ctx.deps, "r4", retries=1)]
+
+
+@process
+async def asking(ctx: Ctx) -> list[str]:
+    """Has a person say what became of its payment."""
+    return [await ctx.step(pay, ctx.deps, "a", recovery="ask"), await noted(ctx, "b")]
+
+
 FUNCTIONS: tuple[Process[..., Any], ...] = (
     plain, typed, billing, branching, waiting, leaf, raising, looping, polling, choosing, cancelled, bidding, joined,
-    limited,
+    limited, reading, asking,
 )  # fmt: skip
 
 
@@ -274,6 +289,28 @@ async def play_parked(lab: Lab) -> None:
 
 async def play_bidding(lab: Lab) -> None:
     await _plainly(lab, bidding)
+
+
+async def play_reading(lab: Lab) -> None:
+    await _plainly(lab, reading)
+
+
+async def play_asking(lab: Lab) -> None:
+    """The person looks whether the payment has happened, and says so or has it made."""
+    async with runtime_of(lab) as runtime:
+        handle = await runtime.start(asking, id="p")
+        await lab.until(_has_ended_or_asks)
+        for call in await handle.pending():
+            if ("pay", "a") in {(line.name, line.key) for line in lab.ledger}:
+                await handle.settle(call.call_id, "done", value="paid a")
+            else:
+                await handle.settle(call.call_id, "rerun")
+        await end(lab, runtime)
+
+
+async def _has_ended_or_asks(store: Any) -> bool:
+    row = await store.process("p")
+    return not row.live or bool(unsettled_steps(row.record.waits))
 
 
 async def play_limited(lab: Lab) -> None:

@@ -272,7 +272,7 @@ async def test_a_kill_between_two_branches_that_are_cut_off_loses_neither(place:
             try:
                 await ctx.wait_signal("a")
             finally:
-                await ctx.step(ctx.deps.act, "first")
+                await ctx.step(ctx.deps.act, "first", recovery="once")
 
         async def stubborn() -> None:
             try:

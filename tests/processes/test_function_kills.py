@@ -26,6 +26,8 @@ ENDS: dict[Callable[..., Any], Any] = {
     killed.play_choosing: [1, "paid last"],
     killed.play_bidding: [2, "paid order", "noted end"],
     killed.play_limited: ["time_limit_around", "paid a", "noted b"],
+    killed.play_reading: ["noted r1", "noted r2", "noted r3", "noted r4"],
+    killed.play_asking: ["paid a", "noted b"],
 }
 
 # How often each of their effects happens then. A kill may repeat what may be repeated, and lose what may not.
@@ -44,6 +46,8 @@ EFFECTS: dict[Callable[..., Any], dict[tuple[str, str], int]] = {
     killed.play_cancelled: {("note", "tidied"): 1},
     killed.play_joined: {("note", "tidied"): 1},
     killed.play_limited: {("pay", "a"): 1, ("note", "b"): 1},
+    killed.play_reading: {("note", "r1"): 1, ("note", "r2"): 1, ("note", "r3"): 1, ("note", "r4"): 2},
+    killed.play_asking: {("pay", "a"): 1, ("note", "b"): 1},
     killed.play_bidding: {
         ("note", "s1"): 1,
         ("note", "s2"): 1,
@@ -139,6 +143,22 @@ def test_killed_twice_at_any_two_points(scenario: Callable[..., Any]) -> None:
     assert found == {}
 
 
+@pytest.mark.parametrize("first", ["before", "lost"])
+def test_killed_again_while_a_person_settles_its_step_the_step_is_done_once(first: Mode) -> None:
+    interrupted = Crash("effect pay", first)
+    settling = play(killed.play_asking, [interrupted]).traces[1]
+    crashes = list(plans(settling, ["before", "lost"]))
+    found = {}
+    for crash in crashes:
+        played = play(killed.play_asking, [interrupted, crash])
+        wrong = faults(played, killed.play_asking, kills=2)
+        if wrong or played.effects["pay", "a"] != 1 or ended(played)["value"] != ["paid a", "noted b"]:
+            found[str(crash)] = (wrong, dict(played.effects))
+
+    assert found == {}
+    assert any("signal p" in str(crash) for crash in crashes)
+
+
 # ---------------------------------------------------------------------- windows, by hand
 
 # Point, way: the effects of "a" (once), "b" (rerun) and "c" (once), and what became of them.
@@ -187,6 +207,10 @@ KEY_POINTS: list[tuple[Callable[..., Any], str, Mode]] = [
         (killed.play_joined, "cancel p"),
         (killed.play_joined, "advance p: done 1.0.1, done 1.1.1"),
         (killed.play_choosing, "effect pay"),
+        (killed.play_reading, "effect note"),
+        (killed.play_reading, "effect note #2"),
+        (killed.play_reading, "effect note #3"),
+        (killed.play_asking, "effect pay"),
     ]
 ]
 

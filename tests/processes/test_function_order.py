@@ -432,9 +432,9 @@ async def test_the_first_record_of_a_journal_is_marked_and_so_is_every_segment(p
     @process
     async def marking(ctx: Ctx, rounds: int) -> None:
         for number in range(ctx.state or 0, rounds):
-            await ctx.step(ctx.deps.act, "round")
+            await ctx.step(ctx.deps.act, "round", recovery="once")
             await ctx.checkpoint(number + 1)
-        await ctx.step(ctx.deps.act, "round")
+        await ctx.step(ctx.deps.act, "round", recovery="once")
         await ctx.wait_signal("go")
 
     async with living(place, marking, deps=Stage()) as runtime:

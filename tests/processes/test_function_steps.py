@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import datetime
 import functools
 import threading
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from perdure import ProcessContext, Retry, ToolContext, ToolError, process, tool
-from perdure.errors import OutcomeUnknown, ProcessFailed, StepFailed
-from perdure.model.process import Failure
+from perdure import Process, ProcessContext, Retry, Runtime, ToolContext, ToolError, call, process, tool
+from perdure.errors import (
+    InvalidInput,
+    InvalidProcess,
+    OutcomeUnknown,
+    ProcessEnded,
+    ProcessFailed,
+    StepFailed,
+    UnknownStep,
+)
+from perdure.model.process import Cancelled, Failure
 from perdure.model.record import Begun, Done, StepFaltered
+from perdure.model.write import Register
+from perdure.stores.memory import MemoryRows, MemoryStore
 from perdure.testing import VirtualClock
 from tests.keys import within_store
-from tests.kit import SOON, Place, until
+from tests.kit import SOON, Place, crash, until
 from tests.processes.functions import World, dying, journal_of, living, memory, parked, result
 
 __all__ = ["memory"]
@@ -64,13 +76,13 @@ async def test_one_step_costs_a_registration_and_two_writes(file: Place) -> None
         records = await journal_of(runtime, handle)
 
     assert events == [(1, "process.created"), (2, "process.first_started"), (3, "process.completed")]
-    assert [type(record) for record in records] == [Begun, Done]
+    assert [type(record) for record in records] == [Done]
 
 
 @process
 async def careful(ctx: Ctx) -> list[str]:
     try:
-        return ["done", await ctx.step(ctx.deps.act, "pay")]
+        return ["done", await ctx.step(ctx.deps.act, "pay", recovery="once")]
     except OutcomeUnknown as unknown:
         await ctx.wait_signal("go")
         return [unknown.step, unknown.fault, unknown.message]
@@ -107,6 +119,265 @@ async def test_a_once_step_that_leaving_cut_off_is_unknown(place: Place) -> None
 
 
 # ---------------------------------------------------------------------- rerun
+
+
+@process
+async def nightly(ctx: Ctx) -> list[Any]:
+    return [await ctx.step(ctx.deps.act, "count"), await ctx.step(ctx.deps.act, "publish")]
+
+
+@pytest.mark.parametrize("shut", ["count", "publish"])
+async def test_a_step_that_declares_nothing_is_done_again_after_a_crash_and_counted(place: Place, shut: str) -> None:
+    class Holding(World):
+        async def act(self, what: Any = "act") -> Any:
+            self.begun.append(what)
+            if what == shut and self.begun.count(what) == 1:
+                await asyncio.Event().wait()
+            self.done.append(what)
+            return what
+
+    world = Holding()
+    async with dying(place, nightly, deps=world) as runtime:
+        await runtime.start(nightly, id="p")
+        await world.has_begun(shut)
+    async with living(place, nightly, deps=world) as runtime:
+        assert await result(runtime.handle("p")) == ["count", "publish"]
+        done = finished(await journal_of(runtime, runtime.handle("p")))
+
+    [counted] = [(each.attempts, each.repeated) for each in done if shut in each.asked]
+    assert counted == (2, 1)
+    assert world.count[shut] == 1
+
+
+class Former(MemoryStore):
+    """A store whose processes were begun when steps were never repeated by default."""
+
+    async def write(self, write: Any) -> Any:
+        if isinstance(write, Register):
+            write = replace(write, registration=replace(write.registration, step_recovery="once"))
+        return await super().write(write)
+
+
+@process
+async def relying(ctx: Ctx) -> list[str]:
+    try:
+        return [await ctx.step(ctx.deps.act, "pay")]
+    except OutcomeUnknown as unknown:
+        return [unknown.step, unknown.fault, await ctx.step(ctx.deps.act, "tidy")]
+
+
+async def test_a_process_that_was_begun_before_the_default_changed_keeps_it_and_one_line_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    world, rows = World(), MemoryRows()
+    world.open.clear()
+    runtime = await Runtime(Former(rows), processes=[relying], deps=world).__aenter__()
+    await runtime.start(relying, id="p")
+    await world.has_begun("pay")
+    await crash(runtime)
+    world.open.set()
+    caplog.clear()
+    async with Runtime(Former(rows), processes=[relying], deps=world) as runtime:
+        assert await result(runtime.handle("p")) == ["act", "outcome_unknown", "tidy"]
+
+    [line] = [each.getMessage() for each in caplog.records if "without recovery=" in each.getMessage()]
+    assert line.startswith("durable function relying@1 has steps without recovery=, and process p was begun when")
+    assert "say recovery='once' or 'ask' for steps that must not be done twice" in line
+    assert world.count == {"tidy": 1}
+
+
+async def test_a_process_that_is_begun_now_logs_nothing_about_the_default(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with living(place, nightly, deps=World()) as runtime:
+        await result(await runtime.start(nightly))
+
+    assert [each for each in caplog.records if "recovery" in each.getMessage()] == []
+
+
+async def test_a_step_that_began_as_once_stays_so_though_its_code_declares_nothing_any_more(place: Place) -> None:
+    """What a record says holds for its attempt, whatever default the code has by now."""
+
+    def version(declared: Any) -> Process[Any, Any]:
+        @process(name="changing")
+        async def changing(ctx: Ctx) -> str:
+            try:
+                options = {} if declared is None else {"recovery": declared}
+                return str(await ctx.step(ctx.deps.act, "pay", **options))
+            except OutcomeUnknown:
+                return "unknown"
+
+        return changing
+
+    world = World()
+    world.open.clear()
+    before, after = version("once"), version(None)
+    async with dying(place, before, deps=world) as runtime:
+        await runtime.start(before, id="p")
+        await world.has_begun("pay")
+    world.open.set()
+    async with living(place, after, deps=world) as runtime:
+        assert await result(runtime.handle("p")) == "unknown"
+    assert world.count == {}
+
+
+# ---------------------------------------------------------------------- ask
+
+
+@dataclasses.dataclass
+class Receipt:
+    number: int
+
+
+async def pay_with(world: World) -> Receipt:
+    await world.act("pay")
+    return Receipt(7)
+
+
+@process
+async def paying(ctx: Ctx) -> str:
+    try:
+        receipt = await ctx.step(call(pay_with, ctx.deps), recovery="ask")
+    except StepFailed as failed:
+        return f"{failed.fault}: {failed.message}"
+    return f"receipt {receipt.number}"
+
+
+async def interrupted(place: Place, world: World) -> None:
+    """Kill a worker in the step of `paying`."""
+    world.open.clear()
+    async with dying(place, paying, deps=world) as runtime:
+        await runtime.start(paying, id="p")
+        await world.has_begun("pay")
+    world.open.set()
+
+
+@pytest.mark.parametrize(
+    ("verdict", "options", "ends", "made"),
+    [
+        ("done", {"value": {"number": 9}}, "receipt 9", 0),
+        ("rerun", {}, "receipt 7", 1),
+        ("failed", {"reason": "the bank says no"}, "settled_as_failed: the bank says no", 0),
+    ],
+)
+async def test_an_ask_step_that_a_crash_cut_off_waits_until_a_person_has_settled_it(
+    place: Place, verdict: Any, options: dict[str, Any], ends: str, made: int
+) -> None:
+    world = World()
+    await interrupted(place, world)
+    async with living(place, paying, deps=world) as runtime:
+        row = await parked(runtime.handle("p"))
+    async with living(place, paying, deps=world) as runtime:  # it waits on disk, for whichever worker comes
+        handle = runtime.handle("p")
+        [asked] = await handle.pending()
+        await handle.settle(asked.call_id, verdict, by="kim", **options)
+
+        assert await result(handle) == ends
+    assert row.live
+    assert (asked.call_id, asked.kind, asked.tool) == ("p.1", "recovery", "pay_with")
+    assert world.count["pay"] == made
+
+
+async def test_an_ask_step_that_is_settled_as_rerun_and_cut_off_again_asks_again(place: Place) -> None:
+    world = World()
+    await interrupted(place, world)
+    world.open.clear()
+    async with dying(place, paying, deps=world) as runtime:
+        handle = runtime.handle("p")
+        await parked(handle)
+        await handle.settle("p.1", "rerun")
+        await until(lambda: len(world.begun) == 2)
+    world.open.set()
+    async with living(place, paying, deps=world) as runtime:
+        handle = runtime.handle("p")
+        await parked(handle)
+        begun = len(world.begun)
+        await handle.settle("p.1", "rerun")
+
+        assert await result(handle) == "receipt 7"
+        [done] = finished(await journal_of(runtime, handle))
+    assert (begun, len(world.begun)) == (2, 3)
+    assert (done.attempts, done.repeated) == (3, 2)
+
+
+async def test_an_ask_step_that_is_cancelled_while_it_waits_ends_as_unknown(place: Place) -> None:
+    world = World()
+    await interrupted(place, world)
+    async with living(place, paying, deps=world) as runtime:
+        handle = runtime.handle("p")
+        await parked(handle)
+        await handle.cancel("enough")
+        outcome = await handle.outcome(SOON)
+
+    assert outcome == Cancelled("host", "enough", unknown=True)
+
+
+async def test_a_settlement_that_does_not_fit_the_annotation_is_logged_and_another_one_is_taken(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = World()
+    await interrupted(place, world)
+    async with living(place, paying, deps=world) as runtime:
+        handle = runtime.handle("p")
+        await parked(handle)
+        await handle.settle("p.1", "done", value="nine")
+        await until(lambda: any("is not used, settle it again" in each.getMessage() for each in caplog.records))
+        await parked(handle)
+        await handle.settle("p.1", "done", value={"number": 9})
+
+        assert await result(handle) == "receipt 9"
+
+
+async def test_a_settlement_that_nothing_waits_for_is_refused(place: Place) -> None:
+    world = World()
+    perhaps: Any = "perhaps"
+    await interrupted(place, world)
+    async with living(place, paying, deps=world) as runtime:
+        handle = runtime.handle("p")
+        await parked(handle)
+        with pytest.raises(UnknownStep, match=r"call 'p\.2': no step waits.*handle\.pending\(\)"):
+            await handle.settle("p.2", "done")
+        with pytest.raises(InvalidInput, match="settle a step as 'rerun', 'done' or 'failed', not 'perhaps'"):
+            await handle.settle("p.1", perhaps)
+        with pytest.raises(InvalidProcess, match=r"a step is settled with `handle\.settle\(call_id, verdict\)`"):
+            await handle.signal("settle:1:1:pay_with", {"verdict": "done"})
+        receipt = await handle.signal("unasked")
+        await handle.settle("p.1", "rerun")
+        await result(handle)
+        with pytest.raises(ProcessEnded):
+            await handle.settle("p.1", "rerun")
+
+    assert receipt.note("unasked").startswith("it does not wait for 'unasked', it waits for no signal now")
+
+
+async def test_a_tool_that_asks_a_person_does_so_as_a_step_too(place: Place) -> None:
+    world = World()
+
+    @tool(recovery="ask")
+    async def buy(ctx: ToolContext[Any]) -> str:
+        """Buy."""
+        await ctx.deps.act("buy")
+        return ctx.idempotency_key
+
+    @process(signals={})
+    async def buying(ctx: Ctx) -> str:
+        return str(await ctx.step(buy))
+
+    world.open.clear()
+    async with dying(place, buying, deps=world) as runtime:
+        await runtime.start(buying, id="p")
+        await world.has_begun("buy")
+    world.open.set()
+    async with living(place, buying, deps=world) as runtime:
+        handle = runtime.handle("p")
+        await parked(handle)
+        await handle.settle("p.1", "rerun")
+
+        assert (await result(handle)).endswith(".p.1")
+    assert world.count == {"buy": 1}
+
+
+# ---------------------------------------------------------------------- rerun, declared
 
 
 @process
@@ -374,20 +645,6 @@ async def test_keys_of_later_segments_are_other_keys(place: Place) -> None:
     assert keys == ["p.1", "p.s1.1", "p.s2.1"]
 
 
-async def test_a_tool_that_asks_a_person_is_no_step(place: Place) -> None:
-    @tool(recovery="ask")
-    async def pay(ctx: ToolContext[Any]) -> None:
-        """Pay."""
-
-    @process
-    async def paying(ctx: Ctx) -> None:
-        await ctx.step(pay)
-
-    async with living(place, paying) as runtime:
-        with pytest.raises(ProcessFailed, match="say recovery='once' or 'rerun'"):
-            await result(await runtime.start(paying))
-
-
 async def test_a_step_may_not_use_the_context(place: Place) -> None:
     @process
     async def nested(ctx: Ctx) -> str:
@@ -520,7 +777,7 @@ async def test_an_error_as_long_as_a_book_is_cut(place: Place) -> None:
     [
         ({"retries": -1}, "give a whole number, 0 or more"),
         ({"timeout": 0}, "give seconds, more than 0"),
-        ({"recovery": "ask"}, "say recovery='once' or 'rerun'"),
+        ({"recovery": "never"}, "say recovery='rerun', 'once' or 'ask'"),
     ],
 )
 async def test_options_of_a_step_that_mean_nothing_are_refused(

@@ -133,7 +133,7 @@ async def test_64_processes_that_wait_leave_room_for_the_next(place: Place, what
 @process
 async def napping(ctx: ProcessContext[Hall], n: int) -> int:
     await ctx.sleep(0.3)
-    return await ctx.step(ctx.deps.visit, n)
+    return await ctx.step(ctx.deps.visit, n, recovery="once")
 
 
 async def test_a_process_that_goes_on_after_a_nap_waits_for_a_place(place: Place) -> None:

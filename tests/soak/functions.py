@@ -72,7 +72,7 @@ async def adder(ctx: Ctx, n: int) -> str:
     await ctx.gather(add(0), add(1))
     await ctx.sleep(WORK)
     try:
-        return await ctx.step(ctx.deps.pay, n, name="pay")
+        return await ctx.step(ctx.deps.pay, n, name="pay", recovery="once")
     except OutcomeUnknown:
         return "unknown"
 

@@ -114,7 +114,7 @@ async def adding(ctx: ProcessContext[World]) -> list[str]:
     done = await ctx.gather(part(0), part(1))
     await ctx.sleep(LASTS)
     try:
-        return [*done, await ctx.step(ctx.deps.act, "end", ctx.process_id)]
+        return [*done, await ctx.step(ctx.deps.act, "end", ctx.process_id, recovery="once")]
     except OutcomeUnknown:
         return [*done, "unknown"]
 

@@ -56,6 +56,7 @@ from perdure.cli.render import (
     text_line,
 )
 from perdure.errors import TimedOut
+from perdure.lifecycle.process import is_settlement
 from perdure.model.command import COMMAND_KIND, Stream
 from perdure.model.monitor import MONITOR_KIND, read_cursor
 from perdure.model.process import (
@@ -74,6 +75,7 @@ from perdure.model.process import (
 from perdure.model.record import Begun, Done, Segment, StepFaltered, StepRecord
 from perdure.model.write import Dismiss, ProcessFilter
 from perdure.ports.store import Store
+from perdure.processes.handle import Settlement, pending_steps
 from perdure.processes.run import load_steps
 from perdure.runtime import Runtime
 from perdure.wire import process_event_json, process_json
@@ -188,7 +190,9 @@ def _cells(row: ProcessRow, state: str, now: int, facts: str | None) -> list[str
     progress = "" if record.progress is None or not row.live else progress_text(row)
     if facts is not None:  # of a command, which says nothing of itself
         progress = facts
-    note = "; ".join(wait_text(wait, now) for wait in record.waits) if row.live else ended_text(row)
+    settles = [f"perdure settle {call.call_id} done (or failed, rerun)" for call in pending_steps(row)]
+    waits = [wait_text(wait, now) for wait in record.waits if not is_settlement(wait)]
+    note = "; ".join(settles + waits) if row.live else ended_text(row)
     if row.stuck is not None and row.live:  # as long as it likes: beside the status it would part all rows
         note = f"{row.stuck}; {note}" if note else row.stuck
     return [row.id, what_text(row), state, span(max(0, now - row.created)), worker, progress, note]
@@ -261,6 +265,17 @@ def what_it_takes(row: ProcessRow) -> str:
     if asked.kind in (COMMAND_KIND, MONITOR_KIND):
         return f"any definitions, or none, on host {asked.definition!r}"
     return f"{asked.kind} {asked.definition or asked.name!r}" if asked.name else f"an engine for {asked.kind!r}"
+
+
+async def settle_step(runtime: Runtime, call: str, verdict: Settlement, **said: Any) -> ProcessRow | None:
+    """Settle the step of a process that has this id. Returns the process, or None if no step under this id waits."""
+    parts = call.split(".")
+    for count in range(len(parts) - 1, 0, -1):
+        row = await runtime.store.process(".".join(parts[:count]))
+        if row is not None and call in [each.call_id for each in pending_steps(row)]:
+            await runtime.processes.settle(row.id, call, verdict, **said)
+            return await find_process(runtime.store, row.id)
+    return None
 
 
 def signal(

@@ -34,7 +34,7 @@ from perdure.cli.host import (
     reading,
     say_when,
 )
-from perdure.cli.processes import cancel_process, end_here, is_unwatched
+from perdure.cli.processes import cancel_process, end_here, is_unwatched, settle_step, what_it_takes
 from perdure.cli.render import (
     MARKS,
     STYLES,
@@ -80,8 +80,9 @@ from perdure.model.secrets import Marks
 from perdure.model.session import ListedSession, SessionRow, label
 from perdure.model.tool import Cancelled, OutcomeUnknown, ToolRecord
 from perdure.model.transcript import Transcript
-from perdure.model.write import SessionFilter
+from perdure.model.write import ProcessFilter, SessionFilter
 from perdure.ports.store import Store
+from perdure.processes.handle import pending_steps
 from perdure.runtime import Runtime
 from perdure.sessions.directory import described, labels, search_store
 from perdure.sessions.session import Session
@@ -690,6 +691,7 @@ def pending(store: StoreOption = None, json: JsonOption = False) -> None:
             stopping = {row.sid for row in await opened.open_sessions() if row.cancel is not None}
             waits = [w for w in await opened.waits() if w.sid not in stopping and w.kind != "process"]
             found = await asked(opened, waits)
+            found += await _unsettled(opened)
         if json:
             print_json([pending_json(c) for c in found])
             return 0
@@ -713,6 +715,15 @@ def pending(store: StoreOption = None, json: JsonOption = False) -> None:
         return 0
 
     perform(work, json)
+
+
+async def _unsettled(store: Store) -> list[PendingCall]:
+    """Return the steps of durable functions that wait until a person has settled them."""
+    found, last = list[PendingCall](), None
+    while page := await store.processes(ProcessFilter(status=("waiting",), kind="function", before=last)):
+        found += [call for row in page for call in pending_steps(row)]
+        last = page[-1].pid
+    return found
 
 
 def approve(call: CallArgument, by: ByOption = None, store: StoreOption = None, json: JsonOption = False) -> None:
@@ -757,13 +768,28 @@ def settle(
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Say what became of a call that a crash left unknown."""
+    """Say what became of a call, or of a step of a durable function, that a crash left unknown."""
+
+    word = f"settled as {verdict.value}"
+    known = None if value is None else _json_value(value)
 
     async def say(session: Session[Any]) -> None:
-        known = None if value is None else _json_value(value)
         await session.settle(call, verdict.value, value=known, reason=reason, by=answered_by(by))
 
-    _answer(call, store, json, f"settled as {verdict.value}", say)
+    async def work() -> int:
+        async with deciding(store) as runtime:
+            row = await settle_step(runtime, call, verdict.value, value=known, reason=reason, by=answered_by(by))
+            live_worker = row is not None and await has_live_worker(runtime, row.owner)
+        if row is None:
+            return await _answered(call, store, json, word, say)
+        if json:
+            print_json({"call_id": call, "process_id": row.id, "answer": word})
+        else:
+            text_line(console(), f"{word} {call}", "green")
+            say_when(what_it_takes(row), live_worker)
+        return 0
+
+    perform(work, json)
 
 
 def _json_value(text: str) -> Any:
@@ -776,27 +802,30 @@ def _json_value(text: str) -> Any:
 def _answer(
     call: str, store: str | None, json: bool, word: str, answer: Callable[[Session[Any]], Awaitable[None]]
 ) -> None:
-    async def work() -> int:
-        places = _places(call)
-        async with deciding(store) as runtime:
-            found = [(await runtime.store.session(name), turn) for name, turn in places]
-            row, turn = next(((row, turn) for row, turn in found if row is not None and not row.deleted), (None, 0))
-            if row is None:
-                raise UnknownCall(call, f"there is no session {places[0][0]!r} in this store")
-            session_id = row.id
-            await answer(await runtime.session(session_id))
-            live_worker = await has_live_worker(runtime, row.owner)
-        if json:
-            print_json({"call_id": call, "session_id": session_id, "answer": word})
-        else:
-            text_line(console(), f"{word} {call}", "green")
-            if row.turn == turn:
-                say_when(f"agent {row.agent!r}", live_worker)
-            else:
-                text_line(console(), f"its turn is over: the model is told with the next one of {session_id}", "dim")
-        return 0
+    perform(lambda: _answered(call, store, json, word, answer), json)
 
-    perform(work, json)
+
+async def _answered(
+    call: str, store: str | None, json: bool, word: str, answer: Callable[[Session[Any]], Awaitable[None]]
+) -> int:
+    places = _places(call)
+    async with deciding(store) as runtime:
+        found = [(await runtime.store.session(name), turn) for name, turn in places]
+        row, turn = next(((row, turn) for row, turn in found if row is not None and not row.deleted), (None, 0))
+        if row is None:
+            raise UnknownCall(call, f"there is no session {places[0][0]!r} in this store")
+        session_id = row.id
+        await answer(await runtime.session(session_id))
+        live_worker = await has_live_worker(runtime, row.owner)
+    if json:
+        print_json({"call_id": call, "session_id": session_id, "answer": word})
+    else:
+        text_line(console(), f"{word} {call}", "green")
+        if row.turn == turn:
+            say_when(f"agent {row.agent!r}", live_worker)
+        else:
+            text_line(console(), f"its turn is over: the model is told with the next one of {session_id}", "dim")
+    return 0
 
 
 def _places(call: str) -> list[tuple[str, int]]:

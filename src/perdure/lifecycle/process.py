@@ -23,7 +23,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from msgspec import convert
 from msgspec.structs import replace
@@ -89,6 +89,9 @@ PRUNED = "process.pruned"
 RESERVED = "process."
 """No process may declare an event whose type begins like this."""
 SIGNAL = "signal."
+SETTLES = "settle:"
+"""No host or model may send a signal whose name begins like this: it settles a step, see `settlement_name`."""
+SETTLEMENT = SIGNAL + SETTLES
 
 ENDS: dict[str, str] = {
     "success": COMPLETED,
@@ -314,6 +317,8 @@ def declared(registration: Registration, event_type: str) -> EventType:
         if each.name == event_type:
             return each
     event_type = clean_text(event_type)
+    if event_type.startswith(SETTLEMENT) and registration.kind == "function":
+        return EventType(event_type)
     if event_type.startswith(SIGNAL) and len(event_type) > len(SIGNAL) and registration.open_signals:
         return EventType(event_type)
     raise UndeclaredEvent(registration.id, event_type, [each.name for each in registration.events])
@@ -330,7 +335,39 @@ def check_signal(name: object) -> str:
     """The name itself when a signal may carry it."""
     if not isinstance(name, str) or not name or clean_text(name) != name:
         raise InvalidProcess(f"a signal needs a name, not {quoted(name)}")
+    if name.startswith(SETTLES):
+        raise InvalidProcess(f"{quoted(name)} cannot be sent: a step is settled with `handle.settle(call_id, verdict)`")
     return name if type(name) is str else str.__str__(name)
+
+
+def settlement_name(key: str, attempt: int, step: str) -> str:
+    """Return the name of the signal that settles this attempt of a step; `key` is unique in its process."""
+    return f"{SETTLES}{key}:{attempt}:{step}"
+
+
+class UnsettledStep(NamedTuple):
+    """A step that waits until a person has said what became of it: `signal` settles it, `since` is in ms."""
+
+    key: str
+    attempt: int
+    step: str
+    signal: str
+    since: int
+
+
+def is_settlement(wait: WaitOn) -> bool:
+    """True if a person has to settle a step before this wait ends."""
+    return wait.kind == "signal" and wait.name.startswith(SETTLES)
+
+
+def unsettled_steps(waits: Iterable[WaitOn]) -> list[UnsettledStep]:
+    """Return the steps among these waits that a person has to settle."""
+    found = []
+    for wait in waits:
+        if is_settlement(wait):
+            key, attempt, step = wait.name.removeprefix(SETTLES).split(":", 2)
+            found.append(UnsettledStep(key, int(attempt), step, wait.name, wait.since))
+    return found
 
 
 def known(row: ProcessRow | None, process_id: str) -> ProcessRow:

@@ -122,6 +122,8 @@ class Registration(Struct, frozen=True, gc=False, omit_defaults=True):
     too. `depth` is that of the wakes which it leads to (see `Said`): one more than that of the turn that started it.
     `metadata` is that of the turn or process which asked for it. `asked` is a digest of the input as it was given,
     where filters have changed it before it was stored, or a Runtime has added its own folder and limits to it.
+    `step_recovery` is the recovery of a durable function's steps that declare none: "once" for processes begun before
+    registrations had this field, so that it stays the default here; the engine writes "rerun" for new ones.
     """
 
     id: str
@@ -143,6 +145,7 @@ class Registration(Struct, frozen=True, gc=False, omit_defaults=True):
     depth: int = 0
     metadata: dict[str, Scalar] = {}
     asked: str = ""
+    step_recovery: Literal["once", "rerun"] = "once"
 
     @property
     def contract(self) -> RecoveryContract:

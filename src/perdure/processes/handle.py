@@ -17,9 +17,10 @@ import msgspec
 from msgspec import Struct
 
 from perdure.errors import InvalidProcess, ProcessAbandoned, ProcessCancelled, ProcessFailed, ProcessPruned, quoted
-from perdure.lifecycle.process import check_process_id
+from perdure.lifecycle.process import check_process_id, unsettled_steps
 from perdure.model.command import READ_BYTES, RESULT, CommandResult, Output, OutputQuery, Stream, read_query
 from perdure.model.message import NO_METADATA, Metadata
+from perdure.model.outcome import PendingCall
 from perdure.model.process import AwaitOutput, ProcessEvent, ProcessRow, ProcessState
 from perdure.tools.revive import ValueCodec, revived, value_codec
 from perdure.wire import handle_json, parse_handle
@@ -34,7 +35,23 @@ if TYPE_CHECKING:
 else:
     R_co = TypeVar("R_co", covariant=True)
 
+Settlement: TypeAlias = Literal["rerun", "done", "failed"]
 CancelSource: TypeAlias = Literal["tool", "process", "host_api"]
+
+
+def step_call_id(process_id: str, key: str) -> str:
+    """Return the id of a step, as its tool context has it; `key` is unique in the process."""
+    return f"{process_id}.{key}"
+
+
+def pending_steps(row: ProcessRow) -> list[PendingCall]:
+    """Return the steps of a process that wait until a person has settled them."""
+    return [
+        PendingCall(step_call_id(row.id, each.key), "recovery", each.step, {}, each.since)
+        for each in unsettled_steps(row.record.waits)
+        if row.live
+    ]
+
 
 BY_HANDLE = "requested by process handle"
 
@@ -106,6 +123,17 @@ class Processes(Protocol):
     ) -> SignalReceipt: ...
 
     async def cancel(self, process_id: str, reason: str = "", *, by: str = "host") -> str: ...
+
+    async def settle(
+        self,
+        process_id: str,
+        call_id: str,
+        verdict: Settlement,
+        *,
+        value: Any = None,
+        reason: str = "",
+        by: str = "host",
+    ) -> None: ...
 
     async def get(self, process_id: str) -> ProcessRow: ...
 
@@ -193,6 +221,24 @@ class ProcessHandle(Generic[R_co]):
         The same `key` is the same signal. One that its function does not declare is refused.
         """
         return await self._processes.signal(self.id, name, payload, key=key)
+
+    async def pending(self) -> list[PendingCall]:
+        """Return the steps that wait until a person has said what became of them (`recovery="ask"`), see `settle`.
+
+        A step is listed once the process is parked, which it is when all of its branches wait.
+        """
+        return pending_steps(await self._processes.get(self.id))
+
+    async def settle(
+        self, call_id: str, verdict: Settlement, *, value: Any = None, reason: str = "", by: str = "host"
+    ) -> None:
+        """Say what became of a step that a crash interrupted; `pending` has its `call_id`.
+
+        "rerun" does it again, under the same idempotency key. "done" makes `value` its result, "failed" raises
+        `StepFailed` at its line. The step returns the value if it fits the annotation of its function; otherwise it
+        goes on waiting, and the log says why. Raises UnknownStep if no step waits under this id.
+        """
+        await self._processes.settle(self.id, call_id, verdict, value=value, reason=reason, by=by)
 
     async def cancel(self, reason: str = "", *, by: str = "host") -> str:
         """Ask it to end: "requested", "already_requested" or "ended". `outcome` tells how it did."""

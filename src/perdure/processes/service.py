@@ -21,19 +21,23 @@ from perdure.errors import (
     ProcessStuck,
     TimedOut,
     ToolError,
+    UnknownStep,
     quoted,
 )
 from perdure.lifecycle.process import (
     ABANDON_REQUESTED,
     CALLER_DEPARTED,
     EXTERNAL_REF_SET,
+    SETTLES,
     SIGNAL,
     SUBSCRIPTION_RETARGETED,
+    alive,
     check_args,
     check_process_id,
     check_signal,
     declared,
     known,
+    unsettled_steps,
 )
 from perdure.model import validate
 from perdure.model.codec import clean, clean_text, copied, encode_checked, error_text
@@ -59,12 +63,13 @@ from perdure.model.process import (
     ProcessRow,
     Registration,
     Success,
+    WaitOn,
     WakePolicy,
     WakeRow,
     WakeState,
     WakeTarget,
 )
-from perdure.model.session import CancelRequest
+from perdure.model.session import Answer, CancelRequest
 from perdure.model.write import (
     AddEvent,
     Authority,
@@ -91,10 +96,12 @@ from perdure.processes.handle import (
     ProcessAsk,
     ProcessHandle,
     ProcessPolicy,
+    Settlement,
     SignalReceipt,
     Startable,
     handle_id,
     read_start,
+    step_call_id,
 )
 from perdure.processes.worker import ProcessWorker
 from perdure.tools.check import check
@@ -383,6 +390,31 @@ class ProcessService:
         here = self._worker.signals_awaited(process_id)
         return _receipt(await self._worker.send(process_id, name, plain, key), name, here)
 
+    async def settle(
+        self,
+        process_id: str,
+        call_id: str,
+        verdict: Settlement,
+        *,
+        value: Any = None,
+        reason: str = "",
+        by: str = "host",
+    ) -> None:
+        """Say what became of a step that a crash interrupted and whose recovery is "ask". Raises UnknownStep."""
+        if verdict not in get_args(Settlement):
+            raise InvalidInput(f"settle a step as 'rerun', 'done' or 'failed', not {quoted(verdict):.80}")
+        process_id = handle_id(process_id)
+        answer = Answer(verdict, clean(value), clean_text(reason), clean_text(by))
+        encode_checked(answer, "the settlement")
+        row = alive(await self._store.process(process_id), process_id)
+        here = [WaitOn("", "signal", name) for name in self._worker.signals_awaited(process_id) or ()]
+        waiting = unsettled_steps((*row.record.waits, *here))
+        step = next((each for each in waiting if step_call_id(process_id, each.key) == call_id), None)
+        if step is None:
+            raise UnknownStep(call_id)
+        key = f"process:{process_id}:{SIGNAL}{step.signal}:{mint('p', self._clock.now(), self._worker.random.bits(40))}"
+        await self._worker.send(process_id, step.signal, msgspec.to_builtins(answer), key)
+
     def check_payload(self, row: ProcessRow, event_type: str, payload: Any) -> None:
         """Refuse a payload that does not fit what the process declared."""
         if not row.live:
@@ -619,8 +651,10 @@ class ProcessService:
 def _receipt(added: EventAdded, name: str, here: tuple[str, ...] | None) -> SignalReceipt:
     """What became of a signal. `here`: the signals that it waited for in our memory."""
     record = added.row.record
+    here = None if here is None else tuple([each for each in here if not each.startswith(SETTLES)])
     if record.status == "waiting":
-        return SignalReceipt(added.sequence, False, tuple(w.name for w in record.waits if w.kind == "signal"))
+        instead = [w.name for w in record.waits if w.kind == "signal" and not w.name.startswith(SETTLES)]
+        return SignalReceipt(added.sequence, False, tuple(instead))
     if not added.known and record.sequence > added.sequence:
         return SignalReceipt(added.sequence, True)  # it was parked, and the same write resumed it
     if here is None:

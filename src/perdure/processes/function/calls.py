@@ -5,9 +5,11 @@ call is made, and its result is recorded when it is delivered to its branch. Wha
 before anything else acts outside: a step is preceded by a flush, and so are a child's start and a signal. What only
 reads (the time, a wait) is written with the next thing that acts.
 
-The start of a step's attempt is on disk before its body runs, so a crash finds it either certainly not started or
-possibly started. A step that may be repeated (`recovery="rerun"`) needs no such record: the row counts the workers that
-died since the newest one.
+A step that may be repeated (`recovery="rerun"`, the default) needs no record of its start: the row counts the workers
+that died since the newest record. The start of any other step's attempt is on disk before its body runs, so a crash
+finds it either certainly not started or possibly started. Then `recovery="once"` raises `OutcomeUnknown` at its line,
+and `recovery="ask"` parks the process until a person has settled it: the settlement is a signal under a name that no
+host can send, with the number of the attempt in it, because an answer about one attempt says nothing about the next.
 
 A fault is recorded with the traceback of the host's code that raised it: files, lines and source, as Python shows them,
 and no values of variables.
@@ -54,10 +56,11 @@ from perdure.errors import (
     UnknownProcess,
 )
 from perdure.errors import OutcomeUnknown as UnknownOutcome
-from perdure.lifecycle.process import CONTINUED
-from perdure.model.codec import MAX_VALUE, clean, clean_text, encode, error_text
+from perdure.lifecycle.process import CONTINUED, settlement_name
+from perdure.model.codec import MAX_VALUE, clean, clean_text, convert, encode, error_text
 from perdure.model.process import Event, ProcessRow, SessionOrigin, Signal, WaitOn
 from perdure.model.record import Begun, Done, Fault, Segment, StepFaltered, StepKind
+from perdure.model.session import Answer
 from perdure.model.tool import Failed, Ok, OutcomeUnknown, Recovery, ToolOutcome, ToolSpec
 from perdure.ports.process import EngineRun, Leaving, Unloaded
 from perdure.processes.function.replay import FORKS, Open, Replay, limit_around_caller, shape, shown
@@ -68,6 +71,7 @@ from perdure.tools.attempt import (
     Again,
     AttemptEnd,
     AttemptVerdict,
+    AwaitAnswer,
     Conclude,
     EndCall,
     Leave,
@@ -167,12 +171,20 @@ class Calls:
     `secret` is the store's, which seeds the randomness of branches.
     """
 
-    def __init__(
-        self, run: EngineRun, row: ProcessRow, replay: Replay, scheduler: Scheduler, host: Host, secret: bytes
+    def __init__(  # noqa: PLR0913  # the parts of one run, made in one place
+        self,
+        run: EngineRun,
+        row: ProcessRow,
+        replay: Replay,
+        scheduler: Scheduler,
+        host: Host,
+        secret: bytes,
+        warn_of_default: Callable[[ProcessRow], None],
     ) -> None:
         self.run, self.row, self.journal = run, row, run.journal
         self.replay, self.scheduler, self.host, self.clock = replay, scheduler, host, host.clock
-        self.secret = secret
+        self.secret, self._warn_of_default = secret, warn_of_default
+        self.step_recovery = row.registration.step_recovery
         self.segment: Segment = replay.segment
         self.interrupted = row.takeovers
         self.stopped_unknown = False
@@ -185,6 +197,11 @@ class Calls:
         """A key that no other call of this process has: keys begin anew with every segment."""
         number = self.segment.number
         return f"s{number}.{key}" if number else key
+
+    def note_default(self) -> None:
+        """Warn of the former default if a step without a recovery of its own follows it."""
+        if self.step_recovery == "once":
+            self._warn_of_default(self.row)
 
     # ------------------------------------------------------------------ answers
 
@@ -324,7 +341,7 @@ class StepOptions(Struct, frozen=True):
     """What a call says of its step. What is None is taken from its tool, or has its default."""
 
     name: str | None = None
-    recovery: str | None = None
+    recovery: Recovery | None = None
     retries: int | None = None
     timeout: float | None = None
 
@@ -335,7 +352,8 @@ class StepCall(Struct, frozen=True):
     annotation of its function; `refusal` says why there is none.
 
     `reruns`: it may be done again after a crash. `sees_key`: its function is given a tool's context, and with it the
-    idempotency key. `changes`: its arguments are objects that may change.
+    idempotency key. `changes`: its arguments are objects that may change. `declares_recovery`: the call or its tool
+    names the recovery, so that it is not the default.
     """
 
     key: str
@@ -351,6 +369,17 @@ class StepCall(Struct, frozen=True):
     needs: Needs = ()
     codec: ValueCodec | None = None
     refusal: InvalidDefinition | None = None
+    declares_recovery: bool = True
+
+    def as_begun(self, begun: Begun) -> StepCall:
+        """Return the step with the recovery that the record of its start says, where the code declares none.
+
+        An attempt that may be repeated has a `life` in its record, and any other one has none.
+        """
+        if self.declares_recovery or begun.life:
+            return self
+        contract = msgspec.structs.replace(self.contract, recovery="once")
+        return msgspec.structs.replace(self, reruns=False, contract=contract)
 
     def returned(self, process_id: str, done: Done) -> Any:
         """What the recorded step returns, or raises, at its line. Raises NotRevived when the annotation of its function
@@ -369,7 +398,8 @@ class StepCall(Struct, frozen=True):
 
 class StepAttempt(Struct, frozen=True):
     """One attempt of a step, whose first one started in `store`. `attempts` is its number; `repeated` of those before
-    it were made because a crash left the one before unknown. A step neither defers nor goes to the background."""
+    it were made because a crash left the one before unknown. `settled` is the number of the signal by which a person
+    had it made. A step neither defers nor goes to the background."""
 
     attempts: int = 1
     repeated: int = 0
@@ -377,6 +407,7 @@ class StepAttempt(Struct, frozen=True):
     started: bool = True
     deferred: bool = False
     background: bool = False
+    settled: int | None = None
 
     @property
     def failures(self) -> int:
@@ -384,7 +415,7 @@ class StepAttempt(Struct, frozen=True):
         return self.attempts - self.repeated
 
     def after_failure(self) -> StepAttempt:
-        return StepAttempt(self.attempts + 1, self.repeated, self.store)
+        return StepAttempt(self.attempts + 1, self.repeated, self.store, settled=self.settled)
 
 
 class BodyEnd(Struct, frozen=True):
@@ -415,6 +446,8 @@ class StepRun:
     async def run(self) -> Any:
         calls, branch, step = self._calls, self._branch, self._step
         before = None if calls.replay.over else calls.replay.left_open(step.key, "step", step.name, step.asked)
+        if before is not None and before.begun is not None:
+            step = self._step = step.as_begun(before.begun)
         # A step that may be repeated leaves no record when it begins: if it is the first call that no record answers,
         # every worker that died since may have made it.
         lost = calls.interrupted if step.reruns and branch.unrecorded == 1 else 0
@@ -422,6 +455,9 @@ class StepRun:
             attempt = StepAttempt(1 + lost, lost, self._host.store.identity())
         else:
             resumed = self._attempt_after(before, lost)
+            if resumed is None:
+                assert before.begun is not None
+                resumed = await self._settled(before.begun)
             if isinstance(resumed, Done):
                 return await self._end(resumed)
             attempt = resumed
@@ -444,18 +480,64 @@ class StepRun:
             await self._pause(ended, self._clock.now())
             attempt = attempt.after_failure()
 
-    def _attempt_after(self, before: Open, lost: int) -> StepAttempt | Done:
-        """The attempt that is due after those that are recorded, or how the step ends: the last one may not be made
-        again."""
+    def _attempt_after(self, before: Open, lost: int) -> StepAttempt | Done | None:
+        """Return the attempt that follows the recorded ones, or how the step ends if it may not be made again. None if
+        a person has to say what became of the last attempt."""
         begun = before.begun
         repeated, store = (0, "") if begun is None else (begun.repeated, begun.store)
         if before.faltered is not None:
             return StepAttempt(before.faltered.attempt + 1, repeated, store)
         assert begun is not None
-        if isinstance(next_need(StepAttempt(begun.attempt, repeated), self._step.contract), Conclude):
-            return self._unknown(DIED, begun.attempt)
+        match next_need(StepAttempt(begun.attempt, repeated), self._step.contract):
+            case Conclude():
+                return self._unknown(DIED, begun.attempt)
+            case AwaitAnswer():
+                return None
+            case _:
+                pass  # it may be made again
         lost = max(self._calls.row.attempts - begun.life if begun.life else lost, 1)
         return StepAttempt(begun.attempt + lost, repeated + lost, store)
+
+    async def _settled(self, begun: Begun) -> StepAttempt | Done:
+        """Wait, parked, until a person has said what became of the attempt that a crash cut off.
+
+        Returns the next attempt, or how the step ends. A settlement that cannot be used is logged, and another one is
+        waited for.
+        """
+        calls, branch, step = self._calls, self._branch, self._step
+        name = settlement_name(calls.unique(step.key), begun.attempt, step.name)
+        on = WaitOn(step.key, "signal", name, since=self._clock.now())
+        while True:
+            found = None if branch.pending else calls.scheduler.waits.take_signal(name)
+            if found is None and not branch.pending:
+                found = await calls.scheduler.wait(on)
+            if branch.pending or not isinstance(found, Signal):
+                if isinstance(found, Signal):
+                    calls.scheduler.waits.add_signal(found)
+                return self._unknown(DIED, begun.attempt, cut=True, dropped=branch.deliver_stop())
+            calls.scheduler.taken.add(found.sequence)
+            settled = self._read_settlement(begun, found)
+            if settled is not None:
+                return settled
+
+    def _read_settlement(self, begun: Begun, signal: Signal) -> StepAttempt | Done | None:
+        """Return what a settlement makes of the step. None if the value does not fit the annotation of its function."""
+        step, answer, event = self._step, convert(signal.payload, Answer), signal.sequence
+        if answer.verdict == "rerun":
+            return StepAttempt(begun.attempt + 1, begun.repeated + 1, begun.store, settled=event)
+        ended = functools.partial(
+            Done, step.key, "step", step.name, step.asked, attempts=begun.attempt, repeated=begun.repeated,
+            event=event, at=self._clock.now(),
+        )  # fmt: skip
+        if answer.verdict == "failed":
+            return ended(fault=Fault("settled_as_failed", answer.reason or "settled as failed", answer.value))
+        done = ended(value=answer.value)
+        try:
+            step.returned(self._calls.process_id, done)
+        except NotRevived as error:
+            log.error("the settlement of step %s is not used, settle it again: %s", step.name, error)
+            return None
+        return done
 
     def _unknown(self, why: str, attempts: int, **how: Any) -> Done:
         return Done(self._step.key, "step", self._step.name, self._step.asked, unknown=why, attempts=attempts, **how)
@@ -548,6 +630,7 @@ class StepRun:
             dropped=stopped and self._branch.deliver_stop(),
             attempts=attempt.attempts,
             repeated=attempt.repeated,
+            event=attempt.settled,
             ms=round((self._clock.monotonic() - began) * 1000),
             at=self._clock.now(),
         )
@@ -669,15 +752,24 @@ class StepCallHost(CallHost):
 
 
 def read_step(
-    key: str, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], options: StepOptions
+    key: str,
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    options: StepOptions,
+    default: Recovery,
 ) -> StepCall:
-    """A step with its options: those of the call, then those of its tool, then the defaults."""
+    """Return a step with its options: those of the call, then those of its tool, then the defaults.
+
+    `default` is the recovery of a step whose call and function declare none.
+    """
     if not callable(fn):
         raise InvalidInput(f"a step is a function and its arguments, not {fn!r}")
     spec = fn.spec if isinstance(fn, Tool) else None
-    recovery = options.recovery or (spec.recovery if spec is not None else "once")
-    if recovery not in ("once", "rerun"):
-        raise InvalidInput(f"recovery={recovery!r} is not usable for a step: say recovery='once' or 'rerun'")
+    declared = options.recovery if spec is None or options.recovery is not None else spec.recovery
+    if declared not in (None, "once", "rerun", "ask"):
+        raise InvalidInput(f"recovery={declared!r} is not usable for a step: say recovery='rerun', 'once' or 'ask'")
+    recovery = default if declared is None else declared
     retries = options.retries if options.retries is not None else spec.retries if spec is not None else 0
     timeout = options.timeout if options.timeout is not None else spec.timeout if spec is not None else None
     if type(retries) is not int or retries < 0:
@@ -693,8 +785,7 @@ def read_step(
     except InvalidDefinition as error:  # of one that is recorded already, another worker may know more
         refusal = error
     if spec is None:
-        kept: Recovery = "rerun" if reruns else "once"
-        contract = ToolSpec(name, input_schema=_NO_SCHEMA, recovery=kept, retries=retries, timeout=timeout)
+        contract = ToolSpec(name, input_schema=_NO_SCHEMA, recovery=recovery, retries=retries, timeout=timeout)
     else:
         contract = msgspec.structs.replace(spec, recovery=recovery, retries=retries, timeout=timeout)
     return StepCall(
@@ -711,6 +802,7 @@ def read_step(
         needs=() if spec is None else needs_of(spec),  # those of the tool, whatever the step is called
         codec=codec,
         refusal=refusal,
+        declares_recovery=declared is not None,
     )
 
 

@@ -78,7 +78,7 @@ P = ParamSpec("P")
 
 BranchWork: TypeAlias = Coroutine[Any, Any, T]
 """A branch: what runs beside others."""
-StepRecovery: TypeAlias = Literal["once", "rerun"]
+StepRecovery: TypeAlias = Literal["once", "rerun", "ask"]
 """What becomes of a step that a crash interrupted."""
 
 MAX_SLEEP = 100 * 366 * 86_400
@@ -192,21 +192,25 @@ class ProcessContext(Generic[Deps]):
         timeout: float | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Do something outside, once, and keep what it returned. Sync functions run in a thread.
+        """Do something outside and record its result, so that it is not done again. Sync functions run in a thread.
 
         What it returns is stored as JSON and brought back by the annotation of the function, on the first run too; a
         type that cannot be is refused before anything runs, and without an annotation it is JSON.
 
-        A step that a crash interrupted raises `OutcomeUnknown` here, unless `recovery="rerun"` says that doing it again
-        is fine. `retries` more attempts are made when it raises. A tool brings its own recovery, retries and time
-        limit.
+        `recovery` says what happens to a step that a crash interrupted. "rerun", the default, does it again, counted.
+        "once" never does, and raises `OutcomeUnknown` here. "ask" parks the process until a person has said what became
+        of it (`handle.settle`). `retries` more attempts are made when it raises. A tool brings its own recovery,
+        retries and time limit.
         """
         if isinstance(fn, Call):
             what, fn = fn, fn.fn
             if args or kwargs:
                 raise InvalidInput(f"{what!r} has its arguments: give them to `call(…)`, and options to the step")
             args, kwargs = what.args, dict(what.kwargs)
-        step = read_step(branch.next_key(), fn, args, kwargs, StepOptions(name, recovery, retries, timeout))
+        options = StepOptions(name, recovery, retries, timeout)
+        step = read_step(branch.next_key(), fn, args, kwargs, options, self._calls.step_recovery)
+        if not step.declares_recovery:
+            self._calls.note_default()
         done = await self._calls.answer(branch, step.key, "step", step.name, step.asked)
         if done is None:
             if step.refusal is not None:
@@ -455,6 +459,7 @@ class ProcessContext(Generic[Deps]):
         key = branch.next_key()
 
         async def send(_: object) -> None:
+            check_signal(name)
             row = await calls.host.store.process(process_id)
             schema = None if row is None or not row.live else declared(row.registration, f"{SIGNAL}{name}").schema
             problem = None if schema is None else check(schema, plain)

@@ -10,9 +10,10 @@ import asyncio
 import functools
 import hashlib
 import inspect
+import logging
 import re
 from collections.abc import Callable, Coroutine, Iterable, Mapping
-from typing import Any, Concatenate, Generic, ParamSpec, TypeAlias, TypeVar, overload
+from typing import Any, Concatenate, Generic, Literal, ParamSpec, TypeAlias, TypeVar, overload
 
 import msgspec
 from msgspec.structs import replace
@@ -39,6 +40,7 @@ from perdure.model.process import (
     Failure,
     ProcessOutcome,
     ProcessRecovery,
+    ProcessRow,
     Registration,
     Success,
 )
@@ -61,7 +63,11 @@ R_co = TypeVar("R_co", covariant=True)
 
 _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,120}")
 
+log = logging.getLogger("perdure.processes")
+
 KIND = "function"
+STEP_RECOVERY: Literal["once", "rerun"] = "rerun"
+"""The recovery of steps that declare none, in processes begun from now on. Their registrations keep it."""
 
 
 def is_name(name: str) -> bool:
@@ -230,6 +236,7 @@ class FunctionEngine:
     def __init__(self, functions: Iterable[Process[..., Any]], host: Host) -> None:
         self._functions = by_definition(functions)
         self._host = host
+        self._warned: set[str] = set()  # definitions whose steps were seen to rely on the former default
 
     def knows(self, registration: Registration) -> bool:
         return self._named(registration.definition) is not None
@@ -248,6 +255,7 @@ class FunctionEngine:
         return Registration(
             "", KIND, function.recovery, function.name, function.definition, dict(args), function.name,
             events=function.events, open_signals=function.open_signals, max_attempts=function.max_attempts,
+            step_recovery=STEP_RECOVERY,
         )  # fmt: skip
 
     def draft_for_others(self, name: str, args: Mapping[str, Any], offered: Offers) -> Registration | None:
@@ -263,7 +271,7 @@ class FunctionEngine:
         return Registration(
             "", KIND, "rerunnable", short, chosen[-1], dict(args), short,
             events=convert(declared.events, tuple[EventType, ...]), open_signals=declared.open_signals,
-            max_attempts=declared.max_attempts,
+            max_attempts=declared.max_attempts, step_recovery=STEP_RECOVERY,
         )  # fmt: skip
 
     def _named(self, what: Any) -> Process[..., Any] | None:
@@ -287,7 +295,7 @@ class FunctionEngine:
         while True:
             scheduler = Scheduler(run, replay, self._host.skew.seconds_until)
             await run.listen(scheduler, replay.segment.floor)
-            calls = Calls(run, row, replay, scheduler, self._host, secret)
+            calls = Calls(run, row, replay, scheduler, self._host, secret, self._warn_of_default)
             context: ProcessContext[Any] = ProcessContext(calls, function.bind)
             try:
                 return await self._run_code(function, context, calls, run)
@@ -295,6 +303,19 @@ class FunctionEngine:
                 replay = Replay(run.row.id, [await begin_anew(context, anew)])
             finally:
                 await scheduler.close()
+
+    def _warn_of_default(self, row: ProcessRow) -> None:
+        """Log, once per function, that the steps of a process follow the default that held when it was begun."""
+        definition = row.registration.definition
+        if definition not in self._warned:
+            self._warned.add(definition)
+            log.warning(
+                "durable function %s has steps without recovery=, and process %s was begun when their default was "
+                "'once', which it keeps. Processes begun from now on run such a step again after a crash "
+                "(recovery='rerun'): say recovery='once' or 'ask' for steps that must not be done twice",
+                definition,
+                row.id,
+            )
 
     async def _run_code(
         self, function: Process[..., Any], context: ProcessContext[Any], calls: Calls, run: EngineRun
