@@ -107,6 +107,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from typing import Any
 
 MAX_QUOTED = 500
@@ -580,7 +581,8 @@ def _details(outcome: Any) -> list[str]:
         per, key, window = (outcome.get(name) for name in ("per", "key", "window"))
         span = f", window {window}" if window else ""
         whose = f" by {per} {quoted(key)}" if key is not None else " by all"
-        told.append(f"{outcome['spent']:,} of {outcome['limit']:,} {outcome['kind']} are spent{whose}{span}")
+        spent, limit = (Decimal(str(outcome[name])) for name in ("spent", "limit"))
+        told.append(f"{spent:,} of {limit:,} {outcome['kind']} are spent{whose}{span}")
     return told + [f"{call['tool']} ({call['call_id']}) waits for {call['kind']}" for call in outcome.get("calls", ())]
 
 
@@ -715,7 +717,7 @@ class LimitReached(PerdureError):
 
     code = "limit_reached"
 
-    def __init__(self, kind: str, limit: float, spent: float, per: str, key: Any = None, window: str = "") -> None:
+    def __init__(self, kind: str, limit: Decimal, spent: Decimal, per: str, key: Any = None, window: str = "") -> None:
         self.kind, self.limit, self.spent, self.per, self.key, self.window = kind, limit, spent, per, key, window
         whose = "all" if per == "all" else f"{per} {quoted(key)}"
         span = f" a {window}" if window else ""

@@ -356,7 +356,9 @@ def test_usage_of_a_store_in_which_nothing_was_said_is_nothing(described: Path) 
     assert shell("usage", "--since", "2100-01-01", store=described).stdout == "nothing was spent\n"
 
 
-@pytest.mark.parametrize("wrong", [["--since", "soon"], ["--until", "2026-13-01"], ["--by", "metadata."]])
+@pytest.mark.parametrize(
+    "wrong", [["--since", "soon"], ["--until", "2026-13-01"], ["--by", "metadata."], ["--by", "modle"]]
+)
 def test_usage_that_cannot_be_told_is_refused_in_words(described: Path, wrong: list[str]) -> None:
     result = shell("usage", *wrong, store=described)
 

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from decimal import Decimal
 from typing import Any
 
+import msgspec
 import pytest
 
 from perdure import (
@@ -253,7 +254,9 @@ async def test_turn_ends_typed_when_what_may_be_spent_is_spent_and_goes_on_when_
         found = await account(runtime, "tokens/session/ever", '"s"')
 
     assert isinstance(first.outcome, Finished)
-    assert second.outcome == Reached("tokens", 1_000, 600, "session", "s")
+    assert second.outcome == Reached("tokens", Decimal(1_000), Decimal(600), "session", "s")
+    assert isinstance(second.outcome, Reached)
+    assert (type(second.outcome.limit), type(second.outcome.spent)) == (Decimal, Decimal)
     assert isinstance(other.outcome, Finished), "another session has a limit of its own"
     assert isinstance(last.outcome, Finished)
     assert (found.spent, found.reserved, found.unknown, found.most) == (1_200, 0, 0, 5_000)
@@ -837,8 +840,14 @@ def test_wherever_the_process_dies_every_call_is_counted_and_nothing_stays_reser
     assert [line.data for line in report.plain.ledger if line.name == "counted"] == [[200, 0, 0, 1, 0]]
 
 
+def test_outcome_of_an_earlier_version_has_its_amounts_as_numbers() -> None:
+    stored = b'{"type":"limit_reached","kind":"money","limit":0.3,"spent":5,"per":"all"}'
+
+    assert msgspec.json.decode(stored, type=Reached) == Reached("money", Decimal("0.3"), Decimal(5))
+
+
 def test_limit_that_is_spent_says_what_to_do() -> None:
-    refused = LimitReached("money", 5, 5.2, "metadata.user", "ann", "day")
+    refused = LimitReached("money", Decimal(5), Decimal("5.2"), "metadata.user", "ann", "day")
 
     assert str(refused) == (
         "the limit of 5 money a day of metadata.user 'ann' is spent (5.2): raise it in Runtime(limits=[…]) and call "

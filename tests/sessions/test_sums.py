@@ -161,7 +161,7 @@ async def test_calls_cost_what_the_hosts_table_says_to_the_last_digit(place: Pla
         found = await sums(runtime)
 
     assert [result.usage.cost for result in results] == [Decimal("0.450675")] * 3
-    assert found[""].cost == Decimal("1.352025")
+    assert found["house:large"].cost == Decimal("1.352025")
 
 
 @pytest.mark.parametrize(
@@ -259,3 +259,19 @@ def test_sums_are_what_the_records_say_wherever_the_process_dies() -> None:
     for row in report.rows:
         told, found = next(line.data for line in reversed(row.played.ledger) if line.name == "counted")
         assert told == found, f"{row.crash}: the records say {told}, the sums {found}"
+
+
+async def test_model_that_its_answers_do_not_name_is_told_by_the_name_it_was_priced_by(place: Place) -> None:
+    def unnamed(request: ModelRequest) -> ModelResponse:
+        return ModelResponse("done", usage=Usage(1_000, 100))
+
+    agent = Agent(FunctionModel(unnamed, name="house:large"), plugins=[Asking()])
+    async with place.runtime(agent, prices={"house:large": PRICE}) as runtime:
+        session = await runtime.session("s")
+        await session.run("go")
+        await session.call("asking.check")
+        assert await runtime.wait_idle(SOON)
+        told, found = await session.usage("model"), await sums(runtime, "model")
+
+    assert found == told
+    assert list(found) == ["house:large"]

@@ -13,7 +13,7 @@ from perdure.cli.sessions import wanted_metadata
 from perdure.errors import InvalidInput
 from perdure.model.llm import Usage
 from perdure.model.spending import HOUR, METADATA, UsageFilter
-from perdure.sessions.usage import GROUPS, UsageGroup, moment, total
+from perdure.sessions.usage import GROUPS, KNOWN, UsageGroup, moment, total
 from perdure.wire import usage_json
 
 
@@ -48,6 +48,12 @@ def usage(
                 found = await total(opened, names, wanted, wanted_metadata(where or []))
             except InvalidInput as error:
                 raise Refusal(f"--by is not usable: {error}") from None
+        for at, name in enumerate(names):
+            if name not in (by or names) and found and not any(each.key[at] for each in found):
+                word = name.removeprefix(METADATA)
+                raise Refusal(
+                    f"--by is not usable: usage is not told by {word!r}: give {KNOWN}; no metadata {word!r} was found"
+                )
         if json:
             print_json([dict(zip(names, each.key, strict=True)) | {"usage": usage_json(each.usage)} for each in found])
         else:

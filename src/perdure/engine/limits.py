@@ -174,9 +174,9 @@ def price_of(prices: Prices | None, model: str) -> Price:
     return price
 
 
-def amount(kind: str, given: int) -> float:
-    """An amount as people count it."""
-    return float(Decimal(given) / NANO) if kind == "money" else given
+def amount(kind: str, given: int) -> Decimal:
+    """Return an amount as people count it."""
+    return Decimal(given) / NANO if kind == "money" else Decimal(given)
 
 
 class RequestSizes:

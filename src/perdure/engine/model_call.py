@@ -214,7 +214,7 @@ class ModelCaller:
         spending.limits.settled()  # the same write may have settled a call
         for near in spending.news(given):
             kind, key = near.name.partition("/")[0], msgspec.json.decode(near.key)
-            figures = [amount(kind, each) for each in (near.spent, near.reserved, near.most)]
+            figures = [float(amount(kind, each)) for each in (near.spent, near.reserved, near.most)]
             spent, reserved, most = figures
             run.events.emit(LimitNear, name=near.name, key=key, spent=spent, reserved=reserved, limit=most)
         return given
@@ -441,15 +441,18 @@ class ModelCaller:
         if not self._budget.is_full:
             self._budget.answered()
         usage = response.usage
-        if self._prices is not None and usage is not None and usage.cost is None:
-            usage = replace(usage, cost=self._prices.cost(attempt.name(), usage))
+        model = clean_text(response.model)
+        if self._prices is not None:
+            model = model or attempt.name()
+            if usage is not None and usage.cost is None:
+                usage = replace(usage, cost=self._prices.cost(attempt.name(), usage))
         run.record(
             Replied(
                 effect.step,
                 parts,
                 usage,
                 response.stop,
-                clean_text(response.model),
+                model,
                 started,
                 effect.attempt,
                 run.interrupted,

@@ -3,6 +3,7 @@ tell of a turn that has not ended."""
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import Any, Literal, TypeAlias
 
 from msgspec import Struct
@@ -74,8 +75,8 @@ class LimitReached(Struct, frozen=True, gc=False, tag="limit_reached", omit_defa
     limit it is, None where it is that of all."""
 
     kind: Literal["money", "tokens", "turns"]
-    limit: float
-    spent: float
+    limit: Decimal
+    spent: Decimal
     per: str = "all"
     key: Any = None
     window: str = ""

@@ -304,11 +304,13 @@ class DirectCompletions:
             raise ProviderError(error_text(error), code="provider_nonsense") from error
         attempts.unseen = False
         usage, prices = response.usage, self._at.parts.prices
-        if prices is not None and usage is not None and usage.cost is None:
-            usage = replace(usage, cost=prices.cost(clean_text(asked.name), usage))
+        model = clean_text(response.model)
+        if prices is not None:
+            model = model or clean_text(asked.name)
+            if usage is not None and usage.cost is None:
+                usage = replace(usage, cost=prices.cost(clean_text(asked.name), usage))
         said = [part.text for part in parts if isinstance(part, Text)]
         text, kept = ("".join(said), ()) if len(said) == len(parts) else ("", parts)
-        model = clean_text(response.model)
         return Completed(key, request.label, text, usage, model, self._now(), stop=response.stop, parts=tuple(kept))
 
     async def _response(
