@@ -63,6 +63,8 @@ def test_everywhere_killed_nothing_is_lost_and_repeats_are_only_in_the_one_windo
         "before append 1: ended 1.0",
         "hang append 1: ended 1.0",
     }
+    assert all(sum(row.repeated_by_tool.values()) == row.repeated for row in report.rows)
+    assert {tuple(row.repeated_by_tool.items()) for row in report.rows} == {(), (("pay", 1),)}
 
 
 @pytest.mark.kill
@@ -152,7 +154,8 @@ def test_plugin_itself_brings_in_nothing_but_pytest() -> None:
     assert not [name for name in heavy if repr(name) in ran.stdout]
 
 
-def test_figures_are_printed_at_the_end_of_the_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize("loaded", [True, False])
+def test_figures_are_printed_at_the_end_of_a_run_that_loads_the_plugin(tmp_path: Path, loaded: bool) -> None:
     Path(tmp_path, "test_mine.py").write_text(
         "from perdure import Agent\n"
         "async def scenario(lab):\n"
@@ -162,14 +165,18 @@ def test_figures_are_printed_at_the_end_of_the_run(tmp_path: Path) -> None:
         "def test_it(crash_kit):\n"
         "    assert crash_kit(scenario, real=True).lost == 0\n"
     )
+    plugin = ["-p", "perdure.testing.pytest_plugin"] if loaded else []
     ran = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), str(tmp_path)],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *plugin, "--rootdir", str(tmp_path), tmp_path],
         capture_output=True,
         text=True,
         cwd=tmp_path,
         check=False,
     )
 
+    if not loaded:
+        assert "fixture 'crash_kit' not found" in ran.stdout
+        return
     assert ran.returncode == 0, ran.stdout
     assert "perdure crash kit" in ran.stdout
     assert "0 lost, 0 repeated, 0 unknown, 0 problems" in ran.stdout

@@ -1,4 +1,7 @@
-"""The pytest plugin: a fixture for crash tests, and what they found, at the end of the run.
+"""The pytest plugin: a fixture for crash tests, and their findings at the end of the run.
+
+Load it with `-p perdure.testing.pytest_plugin`, or in `addopts`. It is no entry point, because pytest would load one in
+every run of an environment that has Perdure installed, and import Perdure with it.
 
     def test_survives_every_kill(crash_kit):
         report = crash_kit(scenario, real=True)

@@ -519,8 +519,10 @@ MAX_UNREACHED = 0.1
 class KillResult(Struct, frozen=True):
     """One kill and what it cost.
 
-    `lost` counts turns and effects that should be there and are not; `unreached` is the point if the run never passed
-    it, so that there was no kill at all. That is no broken promise: tasks that run at once may take another order.
+    `repeated_by_tool` has the repeated effects by tool, or by the name that `lab.effect` was given; they add up to
+    `repeated`. `lost` counts turns and effects that should be there and are not; `unreached` is the point if the run
+    never passed it, so that there was no kill at all. That is no broken promise: tasks that run at once may take
+    another order.
     """
 
     crash: Crash
@@ -532,6 +534,7 @@ class KillResult(Struct, frozen=True):
     problems: list[str]
     played: Played
     unreached: str = ""
+    repeated_by_tool: dict[str, int] = {}
 
 
 Row = KillResult
@@ -664,6 +667,7 @@ def judge(crash: Crash, played: Played, plain: Played) -> KillResult:
         [*played.broken, *_differences(played, plain)],
         played,
         ", ".join(played.unreached),
+        played.repeated_by_tool,
     )
 
 

@@ -280,6 +280,14 @@ class Played(Struct, frozen=True):
         return sum(count - 1 for count in self.effects.values())
 
     @property
+    def repeated_by_tool(self) -> dict[str, int]:
+        """Count the repeated effects by tool, or by the name given to `lab.effect`."""
+        found = Counter[str]()
+        for (name, _), count in self.effects.items():
+            found[name] += count - 1
+        return {name: count for name, count in sorted(found.items()) if count}
+
+    @property
     def unknown(self) -> int:
         """Calls with an unknown outcome, and abandoned processes."""
         calls = sum(1 for s in self.ending.sessions for c in s.calls if c.outcome == "outcome_unknown")
