@@ -5,13 +5,17 @@ from __future__ import annotations
 import inspect
 import subprocess
 import sys
+from pathlib import Path
 from typing import get_args
 
 import pytest
 
 import perdure
-from perdure import builtin, errors
+from perdure import builtin, errors, events, outcomes
+from perdure.model import event as model_event
+from perdure.model import outcome as model_outcome
 from perdure.model import plugin
+from perdure.model import tool as model_tool
 from perdure.model.outcome import Finished, Outcome, Queued, Waiting
 
 PUBLIC = [
@@ -102,6 +106,29 @@ def test_the_public_names_are_these() -> None:
 def test_earlier_names_of_what_was_renamed_can_still_be_imported() -> None:
     assert builtin.OutputBudget is builtin.OutputLimit
     assert plugin.Compaction is plugin.CompactedHistory
+
+
+def test_outcomes_and_events_of_applications_are_those_that_there_are() -> None:
+    ends = {*get_args(model_outcome.Outcome), *get_args(model_tool.ToolOutcome)}
+
+    assert {getattr(outcomes, name) for name in outcomes.__all__} >= ends
+    assert {getattr(events, name) for name in events.__all__} >= set(get_args(model_event.AnyEvent))
+    assert outcomes.Outcome == model_outcome.Outcome
+    assert events.AnyEvent == model_event.AnyEvent
+
+
+def test_type_checker_finds_the_outcomes_that_turns_share_with_calls(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "from perdure.model.outcome import Cancelled, Failed\n"
+        "from perdure.outcomes import Failed as Same\n"
+        "print(Failed is Same, Cancelled)\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", program], capture_output=True, text=True, check=False
+    )
+
+    assert ran.returncode == 0, ran.stdout
 
 
 @pytest.mark.parametrize("name", PUBLIC)

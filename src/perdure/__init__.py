@@ -1,8 +1,8 @@
 """Perdure: a durable runtime for LLM agents. What it acknowledged is on disk; what it recorded is never done twice.
 
-Public names are those below, and what is in `perdure.model`, `perdure.ports`, `perdure.plugins`, `perdure.builtin`,
-`perdure.providers`, `perdure.stores`, `perdure.tracing` and `perdure.testing`. Everything else is internal and may
-change in any release.
+Public names are those below, and what is in `perdure.outcomes`, `perdure.events`, `perdure.model`, `perdure.ports`,
+`perdure.plugins`, `perdure.builtin`, `perdure.providers`, `perdure.stores`, `perdure.tracing` and `perdure.testing`.
+Everything else is internal and may change in any release.
 """
 
 from perdure.agent import Agent

@@ -9,7 +9,9 @@ from typing import Any, Literal, TypeAlias
 from msgspec import Struct
 
 from perdure.model.plugin import Decision
-from perdure.model.tool import Artifact, Cancelled, Failed
+from perdure.model.tool import Artifact
+from perdure.model.tool import Cancelled as Cancelled  # a turn ends like a call, so these two are exported here
+from perdure.model.tool import Failed as Failed
 
 
 class Finished(Struct, frozen=True, gc=False, tag="finished", omit_defaults=True):
