@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Never, NoReturn, TypeVar, Unpack, overloa
 
 from msgspec.structs import replace
 
+from perdure.engine.admission import MOST_THREADS
 from perdure.engine.deps import function_of_caller
 from perdure.engine.host import SystemClock, SystemRandom
 from perdure.engine.lease import LeaseTerms, Pulse, Worker
@@ -135,6 +136,7 @@ class Runtime:
         processes: Iterable[Process[..., Any]] = (),
         deps: Any = None,
         concurrency: int = CONCURRENCY,
+        threads: int = MOST_THREADS,
         model_calls: int = MODEL_CALLS,
         cache_bytes: int = CACHE_BYTES,
         cancel_policy: CancelPolicy | None = None,
@@ -174,6 +176,7 @@ class Runtime:
         self._grace = validate.seconds(grace, "grace", InvalidDefinition)
         self._park_after = validate.seconds(park_after, "park_after", InvalidDefinition)
         self._concurrency = validate.count(concurrency, "concurrency", 1, InvalidDefinition)
+        self._threads = validate.count(threads, "threads", 1, InvalidDefinition)
         self._model_calls = validate.count(model_calls, "model_calls", 1, InvalidDefinition)
         self._cache_bytes = validate.count(cache_bytes, "cache_bytes", 0, InvalidDefinition)
         self._models = {} if models is None else checked_models(models)
@@ -317,6 +320,7 @@ class Runtime:
         dispatcher = Dispatcher(
             store, worker, clock, random, self._deps, calls, self._make_deps,
             self._park_after if self._recover else None,  # else no Runtime might end its waits in time
+            self._threads,
         )  # fmt: skip
         archive = Archive(store, definitions)
         cache: SessionCache[SessionTask] = SessionCache(archive, self._cache_bytes)

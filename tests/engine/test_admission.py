@@ -243,7 +243,7 @@ CAPACITY = {"tool one": 1, "tool two": 2, "resource desk": 1}
 
 
 def names(needs: Needs) -> list[str]:
-    return [name for name, _ in needs]
+    return [need.name for need in needs]
 
 
 class AdmissionMachine(RuleBasedStateMachine):

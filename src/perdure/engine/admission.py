@@ -12,6 +12,8 @@ can each hold what the other one waits for.
     release_from_thread    the same, for work whose end only its own thread sees
     free                   how many more could begin now
 
+`ThreadPlaces` are the places of sync tools and steps on threads, which are lent while a call waits for other work.
+
 It is local to one Runtime and is not durable: after a crash nothing is held. Work that lies on disk does not stand in
 line here: its owner releases, and then claims from disk as many as are `free`. For processes that is
 
@@ -33,10 +35,15 @@ from typing import NamedTuple, TypeAlias
 
 
 class Capacity(NamedTuple):
-    """At most `limit` holders at once of what is called `name`. All who name it give the same limit."""
+    """At most `limit` holders at once of what is called `name`. All who name it give the same limit.
+
+    `shared`: work with different other needs shares it, as threads. A waiter that lacks something else does not keep
+    later ones from it.
+    """
 
     name: str
     limit: int
+    shared: bool = False
 
 
 Needs: TypeAlias = tuple[Capacity, ...]
@@ -61,7 +68,7 @@ class Admission:
             return True
         if self._line:
             names = {need.name for need in needs}
-            if any(need.name in names for wanted, waiter in self._line if not waiter.done() for need in wanted):
+            if any(names & self._kept_by(wanted) for wanted, waiter in self._line if not waiter.done()):
                 return False
         return self._grab(needs)
 
@@ -82,14 +89,14 @@ class Admission:
 
     def take_beyond(self, needs: Needs) -> None:
         """Take them at once, even where none is free: the limit holds for what begins, not for what must go on."""
-        for name, _ in needs:
+        for name, _, _ in needs:
             self._used[name] = self._used.get(name, 0) + 1
 
     def release(self, needs: Needs) -> None:
         """Give back what was taken, and admit waiters whose turn it is."""
         if not needs:
             return
-        for name, _ in needs:
+        for name, _, _ in needs:
             self._used[name] -= 1
             if not self._used[name]:
                 del self._used[name]
@@ -130,14 +137,96 @@ class Admission:
             if not names & blocked and self._grab(needs):
                 waiter.set_result(None)
             else:
-                blocked |= names
+                blocked |= self._kept_by(needs)
                 self._line.append((needs, waiter))
+
+    def _kept_by(self, needs: Needs) -> set[str]:
+        """Return the names that a waiter with these needs keeps for itself: work behind it must not take them."""
+        used = self._used
+        return {name for name, limit, shared in needs if not shared or used.get(name, 0) >= limit}
 
     def _grab(self, needs: Needs) -> bool:
         used = self._used
-        for name, limit in needs:
+        for name, limit, _ in needs:
             if used.get(name, 0) >= limit:
                 return False
-        for name, _ in needs:
+        for name, _, _ in needs:
             used[name] = used.get(name, 0) + 1
         return True
+
+
+THREADS = "threads"
+"""What a place on a thread is called in `Admission`."""
+MOST_THREADS = 64
+
+
+class ThreadPlaces:
+    """The places for sync tools and steps on threads, of one Runtime. Lives on the event loop.
+
+    A place is taken and released with the other needs of its call. The thread itself releases it, at its real end, so
+    that a call which outlived its time limit still counts. `calls` holds the calls on threads.
+    """
+
+    def __init__(self, admission: Admission, most: int) -> None:
+        self.admission, self.capacity = admission, Capacity(THREADS, most, shared=True)
+        self.calls: set[ThreadPlace] = set()
+
+    def needs(self, needs: Needs, threaded: bool) -> Needs:
+        """Return the needs of a call, with a place on a thread if its function is not async."""
+        return (*needs, self.capacity) if threaded else needs
+
+    @property
+    def full(self) -> bool:
+        return self.admission.in_use(THREADS) >= self.capacity.limit
+
+    def begin(self, name: str, needs: Needs) -> ThreadPlace:
+        """Return the place of a call that holds its `needs` and is about to run on a thread."""
+        place = ThreadPlace(self, name, needs)
+        self.calls.add(place)
+        return place
+
+
+class ThreadPlace:
+    """The place of one call on a thread. The call lends it while it waits for a turn or a process, which may need it.
+
+    `given_up`: the caller waits for the thread no longer, because the call was cut off.
+    """
+
+    __slots__ = ("_needs", "_over", "_places", "_waits", "given_up", "name")
+
+    def __init__(self, places: ThreadPlaces, name: str, needs: Needs) -> None:
+        self._places, self.name, self._needs = places, name, needs
+        self.given_up, self._over, self._waits = False, False, 0
+
+    def lend(self) -> None:
+        """Let another call have the place. Once for each wait; the call itself goes on."""
+        if not self._over:
+            self._waits += 1
+            if self._waits == 1:
+                self._places.admission.release((self._places.capacity,))
+
+    def take_back(self) -> None:
+        """Hold the place again at once, even if another call still has it: this one runs."""
+        if not self._over:
+            self._waits -= 1
+            if not self._waits:
+                self._places.admission.take_beyond((self._places.capacity,))
+
+    def end(self) -> None:
+        """Release the needs of the call: its thread has ended."""
+        if not self._over:
+            self._over = True
+            self._places.calls.discard(self)
+            lent = self._places.capacity if self._waits else None
+            self._places.admission.release(tuple([need for need in self._needs if need is not lent]))
+
+    def end_from_thread(self, loop: asyncio.AbstractEventLoop) -> None:
+        """`end`, from any thread."""
+        try:
+            loop.call_soon_threadsafe(self.end)
+        except RuntimeError:
+            return  # the loop is closed, and every holder and waiter with it
+
+    def leave(self) -> None:
+        """The caller is done with the call. If the thread goes on, the call keeps its place."""
+        self.given_up = not self._over

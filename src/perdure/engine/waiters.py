@@ -28,6 +28,7 @@ from typing import Generic, TypeAlias, TypeVar
 
 from msgspec import Struct
 
+from perdure.engine.admission import ThreadPlace
 from perdure.errors import WaitsForItself
 from perdure.model.ids import turn_id
 from perdure.model.message import NO_METADATA, Metadata
@@ -52,6 +53,7 @@ class CurrentWork(Struct, gc=False):
     def begin(self) -> CurrentWork:
         """From here on the running task, and every task and thread that it makes, works for this."""
         _work.set(self)
+        _thread.set(None)
         return self
 
     def end(self) -> None:
@@ -59,6 +61,17 @@ class CurrentWork(Struct, gc=False):
 
 
 _work: ContextVar[CurrentWork | None] = ContextVar("perdure_work", default=None)
+_thread: ContextVar[ThreadPlace | None] = ContextVar("perdure_thread", default=None)
+
+
+@contextlib.contextmanager
+def on_thread_of(place: ThreadPlace | None) -> Generator[None, None, None]:
+    """Run a body on a thread inside of this: while work that it asks for waits, its place is lent."""
+    token = _thread.set(place)
+    try:
+        yield
+    finally:
+        _thread.reset(token)
 
 
 def in_hand() -> bool:
@@ -169,14 +182,16 @@ class Waiters(Generic[P, V]):
     """Futures by the name of what is waited for, and which part of it: a session and the number of a turn, or a process
     and what may happen to it. It lives on the event loop.
 
-    `_needed` are those futures that work of this Runtime waits for, not its host: they go on while it drains.
+    `_needed` are those futures that work of this Runtime waits for, not its host: they go on while it drains. `_lent`
+    are the places on threads that are lent while their calls wait.
     """
 
-    __slots__ = ("_futures", "_needed")
+    __slots__ = ("_futures", "_lent", "_needed")
 
     def __init__(self) -> None:
         self._futures: dict[str, dict[P, list[asyncio.Future[V]]]] = {}
         self._needed: dict[asyncio.Future[V], tuple[str, P]] = {}
+        self._lent: dict[asyncio.Future[V], ThreadPlace] = {}
 
     def expect(self, name: str, part: P) -> asyncio.Future[V]:
         """A future for what happens. Give it back with `withdraw`, whatever came of it."""
@@ -185,14 +200,19 @@ class Waiters(Generic[P, V]):
         if _work.get() is not None:
             self._needed[future] = name, part
             future.add_done_callback(self._not_needed)
+            if (place := _thread.get()) is not None:
+                place.lend()
+                self._lent[future] = place
         return future
 
     def _not_needed(self, future: asyncio.Future[V]) -> None:
         self._needed.pop(future, None)
+        if (place := self._lent.pop(future, None)) is not None:
+            place.take_back()
 
     def withdraw(self, name: str, part: P, future: asyncio.Future[V]) -> None:
         """Its task waits no more."""
-        self._needed.pop(future, None)
+        self._not_needed(future)
         if future.done() and not future.cancelled():
             future.exception()  # retrieved, so that asyncio does not complain
         futures = self._futures.get(name, {}).get(part, [])

@@ -97,6 +97,13 @@ class ToolStarted(LiveEvent, frozen=True, gc=False, tag="tool_started"):
     attempt: int = 1
 
 
+class ThreadWait(LiveEvent, frozen=True, gc=False, tag="thread_wait"):
+    """A call has not begun: its tool is not async, and all threads are in use (`Runtime(threads=…)`)."""
+
+    call_id: str = ""
+    tool: str = ""
+
+
 class ToolProgress(LiveEvent, frozen=True, gc=False, tag="tool_progress"):
     call_id: str = ""
     tool: str = ""
@@ -183,6 +190,7 @@ AnyEvent: TypeAlias = (
     | RateLimitWait
     | LimitWait
     | LimitNear
+    | ThreadWait
     | ToolStarted
     | ToolProgress
     | ToolFinished

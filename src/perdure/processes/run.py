@@ -14,7 +14,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
-from perdure.engine.admission import Admission, Needs
+from perdure.engine.admission import Admission, Needs, ThreadPlaces
 from perdure.engine.control import Control, OutOfTime, TurnCancelled
 from perdure.engine.host import ClockSkew
 from perdure.engine.journal import SPILL_BYTES, Journal
@@ -231,6 +231,7 @@ class Host(EngineHost, Protocol):
     worker: Worker
     threads: Threads
     admission: Admission
+    thread_places: ThreadPlaces
     skew: ClockSkew
 
     @property

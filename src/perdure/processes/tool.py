@@ -25,7 +25,7 @@ from msgspec import Struct, ValidationError
 from msgspec.structs import replace
 
 from perdure.engine.control import CANCEL_GRACE
-from perdure.engine.waiters import current_metadata
+from perdure.engine.waiters import current_metadata, on_thread_of
 from perdure.errors import Fenced, InvalidProcess, StoreError, TimedOut, ToolError
 from perdure.model.codec import clean, convert, encode_checked
 from perdure.model.process import (
@@ -234,7 +234,7 @@ class ToolWork:
 
     def __init__(self, run: EngineRun, ready: Ready, home: Dispatcher, extras: CallExtras) -> None:
         self._run, self._ready, self._home, self._extras = run, ready, home, extras
-        self._spec, self._clock, self._needs = ready.entry.spec, home.clock, ready.entry.needs
+        self._spec, self._clock, self._needs = ready.entry.spec, home.clock, home.needs(ready.entry)
         # The start of the process approved of it, and there is no turn in which a person could be asked.
         recovery: Any = "rerun" if self._spec.recovery == "rerun" else "once"
         self._contract = replace(self._spec, recovery=recovery, approval="never")
@@ -312,15 +312,23 @@ class ToolWork:
         progress = Progress(self._run, home, self._extras.filters, spec.name)
         context, interruption = self._context(progress), Interruption()
         threaded = self._ready.entry.tool is not None and not self._ready.entry.tool.is_async
-        ended = functools.partial(home.admission.release_from_thread, loop, self._needs) if threaded else None
+        place = home.thread_places.begin(process_id, self._needs) if threaded else None
+        ended = None if place is None else functools.partial(place.end_from_thread, loop)
         filters = self._extras.filters
         passing = None if filters is None else functools.partial(filters.content, "file", process_id, spec.name)
         rules = OutputRules(self._run.journal, WHOLE, filter_file=passing)
-        task = loop.create_task(execute(self._ready, context, home.threads, rules, interruption, ended))
-        # A thread releases its place itself, when it has really ended.
-        task.add_done_callback(
-            lambda _: None if threaded and interruption.begun else home.admission.release(self._needs)
-        )
+        with on_thread_of(place):
+            task = loop.create_task(execute(self._ready, context, home.threads, rules, interruption, ended))
+
+        def left(_: asyncio.Task[AttemptResult]) -> None:
+            if place is None:
+                home.admission.release(self._needs)
+            elif interruption.begun:
+                place.leave()  # its thread releases the place, when it has really ended
+            else:
+                place.end()
+
+        task.add_done_callback(left)
         home.running[process_id] = spec.name
         try:
             end = await self._ended(task, context, interruption)

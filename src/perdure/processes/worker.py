@@ -113,7 +113,7 @@ class ProcessWorker:
         self.worker, self.store, self.clock = dispatcher.worker, dispatcher.store, dispatcher.clock
         self.id = self.worker.id
         self.random, self.threads, self.deps = dispatcher.random, dispatcher.threads, dispatcher.deps
-        self.make_deps = dispatcher.make_deps
+        self.make_deps, self.thread_places = dispatcher.make_deps, dispatcher.thread_places
         self.admission, self.deadlocks, self.skew = dispatcher.admission, dispatcher.deadlocks, ClockSkew(self.clock)
         self._supervisor, self.mode, self.passive = supervisor, mode, passive
         self.place_needs: Needs = (Capacity(PLACE, concurrency),)

@@ -22,16 +22,16 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from perdure.engine.admission import Admission
+from perdure.engine.admission import Admission, Needs, ThreadPlaces
 from perdure.engine.control import CANCEL_GRACE, Control
 from perdure.engine.driver import Run
 from perdure.engine.lease import Worker
-from perdure.engine.waiters import CurrentWork, current_metadata, depth
+from perdure.engine.waiters import CurrentWork, current_metadata, depth, on_thread_of
 from perdure.engine.waits import decode_pending, sign, wait_id, whole
 from perdure.errors import Fenced, InternalError, PerdureError, ProcessPruned, StoreError
 from perdure.model.codec import clean, encode, model_text
 from perdure.model.effect import AskedCall
-from perdure.model.event import ToolFinished, ToolProgress, ToolStarted
+from perdure.model.event import ThreadWait, ToolFinished, ToolProgress, ToolStarted
 from perdure.model.message import Message
 from perdure.model.outcome import PendingCall
 from perdure.model.plugin import Decision
@@ -70,6 +70,7 @@ from perdure.tools.attempt import (
     next_need,
     settle,
 )
+from perdure.tools.catalog import ToolEntry
 from perdure.tools.context import CallHost, ToolContext
 from perdure.tools.invoke import Interruption, Ready, Threads, checked, execute, prepared
 from perdure.tools.output import AttemptResult, OutputRules, returned
@@ -279,6 +280,11 @@ class Shared(Protocol):
 
     @property
     def admission(self) -> Admission: ...
+
+    @property
+    def thread_places(self) -> ThreadPlaces: ...
+
+    def needs(self, entry: ToolEntry) -> Needs: ...
 
     @property
     def running(self) -> dict[str, str]: ...
@@ -526,8 +532,10 @@ class ActiveCall(CallHost):
                 return AttemptResult(Failed("approval_outdated", OUTDATED))
             ready = self.ready = found
         spec = ready.entry.spec
-        needs = () if spec.background else ready.entry.needs
-        if needs:
+        needs = () if spec.background else shared.needs(ready.entry)
+        if needs and not shared.admission.try_take(needs):
+            if shared.thread_places.capacity in needs and shared.thread_places.full:
+                run.events.emit(ThreadWait, call_id=self.id, tool=call.name)
             await shared.admission.take(needs)
         told, self.answer = self.answer, None
         approved = told is not None and told.verdict == "approved"
@@ -560,7 +568,7 @@ class ActiveCall(CallHost):
         shared, run, ready = self.shared, self.run, self.ready
         assert ready is not None
         spec, tool, call = ready.entry.spec, ready.entry.tool, run.machine.state.calls[self.key]
-        needs = ready.entry.needs
+        needs = shared.needs(ready.entry)
         try:
             if spec.deferred:
                 await self._sign(ready)
@@ -581,13 +589,17 @@ class ActiveCall(CallHost):
         if spec.timeout is not None:
             timer = loop.call_later(spec.timeout, self._expire, spec.timeout)
         threaded = tool is not None and not tool.is_async
-        ended = functools.partial(shared.admission.release_from_thread, loop, needs) if threaded else None
+        place = shared.thread_places.begin(self.id, needs) if threaded else None
+        ended = None if place is None else functools.partial(place.end_from_thread, loop)
         try:
             rules = self.output_rules(spec, args)
-            result = await execute(ready, context, shared.threads, rules, interruption, ended)
+            with on_thread_of(place):
+                result = await execute(ready, context, shared.threads, rules, interruption, ended)
         except ParkCall as parked:
             return parked.where
         finally:
+            if place is not None:
+                place.leave()
             if timer is not None:
                 timer.cancel()
             shared.running.pop(self.id, None)

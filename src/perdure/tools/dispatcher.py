@@ -16,7 +16,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from perdure.engine.admission import Admission
+from perdure.engine.admission import MOST_THREADS, Admission, Needs, ThreadPlaces
 from perdure.engine.control import CANCEL_GRACE
 from perdure.engine.deps import Make
 from perdure.engine.driver import Parked, Run
@@ -39,6 +39,7 @@ from perdure.ports.store import Store
 from perdure.ports.tool import Handles, Parking
 from perdure.tools.attempt import StopCause
 from perdure.tools.call import ActiveCall, CallWaits, stop_of
+from perdure.tools.catalog import ToolEntry
 from perdure.tools.invoke import Threads, checked
 from perdure.tools.waiting import PARK_AFTER, input_came
 from perdure.turn.machine import Phase
@@ -79,12 +80,14 @@ class Dispatcher:
         ports: CallPorts,
         make_deps: Make | None = None,
         park_after: float | None = PARK_AFTER,
+        threads: int = MOST_THREADS,
     ) -> None:
         self.store, self.worker, self.clock, self.random, self.deps = store, worker, clock, random, deps
         self.make_deps, self.park_after = make_deps, park_after
         self.services, self.handles = ports.services, ports.handles
         self.threads = Threads()
         self.admission, self.deadlocks = Admission(), Deadlocks(worker.id)
+        self.thread_places = ThreadPlaces(self.admission, threads)
         self.running: dict[str, str] = {}
         self._abandoned: set[asyncio.Task[Any]] = set()
 
@@ -107,7 +110,7 @@ class Dispatcher:
             spec = ready.entry.spec
             # A background call has a start record of its own: after a crash it must be registered again.
             plain = spec.approval == "never" and not spec.deferred and not spec.background
-            if plain and (not ready.entry.needs or self.admission.try_take(ready.entry.needs)):
+            if plain and (not (needs := self.needs(ready.entry)) or self.admission.try_take(needs)):
                 run.held[name] = ready
                 started.append(index)
         return tuple(started)
@@ -190,8 +193,12 @@ class Dispatcher:
     def release(self, run: Run) -> None:
         """Release the places of calls that never ran here. Until then `held` says that they did not."""
         for ready in run.held.values():
-            self.admission.release(ready.entry.needs)
+            self.admission.release(self.needs(ready.entry))
         run.held.clear()
+
+    def needs(self, entry: ToolEntry) -> Needs:
+        """Return what an attempt takes a place of."""
+        return self.thread_places.needs(entry.needs, entry.tool is not None and not entry.tool.is_async)
 
     def abandon(self, task: asyncio.Task[Any]) -> None:
         """Keep a task that does not end when it is cancelled until it ends by itself."""

@@ -39,7 +39,7 @@ from msgspec.structs import replace
 from perdure.engine.admission import Needs
 from perdure.engine.control import OutOfTime, SelfCancelled, TurnCancelled
 from perdure.engine.retry import RetryPolicy
-from perdure.engine.waiters import current_metadata
+from perdure.engine.waiters import current_metadata, on_thread_of
 from perdure.errors import (
     Diverged,
     Fenced,
@@ -434,13 +434,15 @@ class StepRun:
     releases its places itself at its end, however long after the step was left.
     """
 
-    __slots__ = ("_began", "_branch", "_calls", "_clock", "_host", "_on_thread", "_progress", "_step")
+    __slots__ = ("_began", "_branch", "_calls", "_clock", "_host", "_needs", "_on_thread", "_progress", "_step")
 
     def __init__(self, calls: Calls, branch: FunctionBranch, step: StepCall, progress: Callable[[Any], None]) -> None:
         self._calls, self._branch, self._progress = calls, branch, progress
         self._host, self._clock = calls.host, calls.clock
         # Copied before anything is awaited: another branch may change the arguments while this one waits.
         self._step = step.with_copies(calls.run.deps) if step.changes else step
+        function = step.fn.fn if isinstance(step.fn, Tool) else step.fn
+        self._needs = self._host.thread_places.needs(step.needs, not inspect.iscoroutinefunction(function))
         self._began = self._on_thread = False
 
     async def run(self) -> Any:
@@ -471,7 +473,7 @@ class StepRun:
                     dropped = branch.deliver_stop()
                     return await self._end(self._unknown(DIED, attempt.attempts - 1, cut=True, dropped=dropped))
                 await calls.check_stop(branch, step.key, "step", step.name, step.asked)
-            if step.needs and not await self._take_place():
+            if self._needs and not await self._take_place():
                 continue  # asked to stop meanwhile
             self._began = self._on_thread = False
             ended = await self._attempt(attempt)
@@ -568,7 +570,7 @@ class StepRun:
         A branch gives up the worker's place while it waits for one of its tool, and does not wait for the worker's once
         it has that: holding one while waiting for the other could deadlock.
         """
-        admission, needs, scheduler = self._host.admission, self._step.needs, self._calls.scheduler
+        admission, needs, scheduler = self._host.admission, self._needs, self._calls.scheduler
         if admission.try_take(needs):
             return True
         try:
@@ -600,8 +602,8 @@ class StepRun:
             began = self._clock.monotonic()
             ended = await self._run_body(attempt)
         finally:
-            if step.needs and not self._on_thread:
-                host.admission.release(step.needs)
+            if self._needs and not self._on_thread:
+                host.admission.release(self._needs)
         verdict = settle(ended.end, attempt, step.contract, ended.stop)
         match verdict:
             case TryAgain(failed, after):
@@ -682,11 +684,14 @@ class StepRun:
             fn = fn.fn
         if inspect.iscoroutinefunction(fn):
             return await fn(*step.args, **kwargs)
-        self._on_thread, ended = True, None
-        if step.needs:
-            loop = asyncio.get_running_loop()
-            ended = functools.partial(self._host.admission.release_from_thread, loop, step.needs)
-        return await on_thread(functools.partial(fn, *step.args, **kwargs), self._host.threads, ended, grace=0)
+        self._on_thread = True
+        place = self._host.thread_places.begin(f"{self._calls.process_id} {step.key}", self._needs)
+        ended = functools.partial(place.end_from_thread, asyncio.get_running_loop())
+        try:
+            with on_thread_of(place):
+                return await on_thread(functools.partial(fn, *step.args, **kwargs), self._host.threads, ended, grace=0)
+        finally:
+            place.leave()
 
     def _failed(self, fault: Fault, again: bool, after: float | None = None) -> BodyEnd:
         failed = Failed(fault.code, fault.message, fault.data)
