@@ -433,6 +433,7 @@ async def test_a_cancel_ends_code_that_never_waits(repl: Repl) -> None:
     assert (await run(repl, "x")).end.value == "1"
 
 
+@pytest.mark.slow
 async def test_a_cell_that_runs_too_long_is_as_if_it_had_not_run(kind: str) -> None:
     codes = [
         "while True:\n    pass",

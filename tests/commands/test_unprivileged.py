@@ -49,6 +49,7 @@ def script(folder: Path, command: list[str]) -> str:
     return "\n".join([*lines, f"{SETPRIV} {shlex.join(command)}"])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can run something as another user")
 @pytest.mark.parametrize("part", PARTS)
 def test_attacks_fail_for_an_unprivileged_user_too(part: str) -> None:

@@ -176,6 +176,7 @@ def test_real_kill_has_its_ruled_fate_in_cpython(forks: ForkServer, crash: Crash
     check(forks.play([crash], coded_in_cpython), fate)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("scenario", "store"), [(approved, "memory"), (approved, "sqlite"), (approved_without_key, "memory")]
 )
@@ -193,6 +194,7 @@ def test_cell_that_waits_for_a_person_survives_every_crash(scenario: Any, store:
         assert session.said[-1] == ("assistant: I stop." if unknown else "assistant: [1, 2] signed 2"), row.crash
 
 
+@pytest.mark.slow
 def test_cell_that_prints_sleeps_and_finishes_survives_every_crash() -> None:
     """What it printed is told once, the sleep is made once, and of two finishes the first one stands."""
     report = kill_everywhere(slept)
@@ -209,6 +211,7 @@ def test_cell_that_prints_sleeps_and_finishes_survives_every_crash() -> None:
         assert row.played.count("look") <= 2, row.crash
 
 
+@pytest.mark.slow
 def test_cell_that_is_cancelled_survives_every_crash() -> None:
     """Its call is begun once at most; the turn ends as cancelled, or, where its call was cut off by the crash, by its
     model, who was told that its end is unknown."""

@@ -154,6 +154,7 @@ def test_plugin_itself_brings_in_nothing_but_pytest() -> None:
     assert not [name for name in heavy if repr(name) in ran.stdout]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loaded", [True, False])
 def test_figures_are_printed_at_the_end_of_a_run_that_loads_the_plugin(tmp_path: Path, loaded: bool) -> None:
     Path(tmp_path, "test_mine.py").write_text(

@@ -24,6 +24,7 @@ def test_two_mutants_turn_the_matrix_red(record_property: Callable[[str, object]
     record_property("perdure", "mutants: 2 of 2 killed (make mutants runs them all)")
 
 
+@pytest.mark.slow
 def test_every_mutant_still_applies(tmp_path: Path) -> None:
     """Without running its tests: a diff that no longer fits is found in every build."""
     code = (

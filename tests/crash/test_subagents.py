@@ -94,6 +94,7 @@ def check_cancelled(report: Report) -> None:
         assert {each.state for each in row.played.ending.sessions} == {"idle"}, row.crash
 
 
+@pytest.mark.slow
 def test_a_cancelled_tree_ends_as_a_whole_wherever_it_is_killed(crash_kit: Callable[..., Report]) -> None:
     check_cancelled(crash_kit(cancelled))
 

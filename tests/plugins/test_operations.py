@@ -436,6 +436,7 @@ texts = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=
 schemas = st.dictionaries(texts, st.one_of(texts, st.integers(-9, 9), st.lists(st.booleans(), max_size=2)), max_size=3)
 
 
+@pytest.mark.slow
 @given(
     st.builds(
         OperationDefinition,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any, TypeAlias
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -173,6 +174,7 @@ async def check(program: Program) -> None:
     assert await gone_on(program, records) == (wanted, records, 0)
 
 
+@pytest.mark.slow
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(program=programs)
 def test_a_function_with_shared_memory_ends_like_its_replay_from_every_cut_of_its_journal(program: Program) -> None:

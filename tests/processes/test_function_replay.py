@@ -302,6 +302,7 @@ async def test_a_branch_that_swallows_its_end_is_not_chosen(place: Place) -> Non
         assert await result(runtime.handle("p")) == [1, "A"]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("where", ["itself", "a branch"])
 async def test_code_that_swallows_its_end_for_ever_is_left(memory: Place, where: str) -> None:

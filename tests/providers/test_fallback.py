@@ -105,6 +105,7 @@ async def test_fewer_models_than_before_are_no_reason_to_stop(tmp_path: Path) ->
         assert (await (await runtime.session("s")).result(receipt.turn_id)).text == "done"
 
 
+@pytest.mark.slow
 async def test_an_outage_is_no_storm() -> None:
     """A thousand turns that each may ask four times do not ask four thousand times."""
     asked = 0

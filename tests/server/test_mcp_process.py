@@ -56,6 +56,7 @@ def over_http(folder: Path, *options: str) -> Generator[tuple[subprocess.Popen[s
             server.kill()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
 async def test_a_client_on_stdio_prompts_approves_and_cancels(tmp_path: Path, mode: Literal["auto", "legacy"]) -> None:
     async with over_stdio(tmp_path, mode=mode, elicitation_callback=Person(yes())) as client:
@@ -72,6 +73,7 @@ async def test_a_client_on_stdio_prompts_approves_and_cancels(tmp_path: Path, mo
     assert facts(ended)["status"] == "cancelled"
 
 
+@pytest.mark.slow
 async def test_a_runtime_is_served_with_its_deps(tmp_path: Path) -> None:
     async with over_stdio(tmp_path, agent="tests.server.sample_shop:owned") as client:
         answer = await client.call_tool("prompt", {"text": "owner"})
@@ -123,6 +125,7 @@ def call(name: str, **arguments: str) -> dict[str, Any]:
     return {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": name, "arguments": arguments}}
 
 
+@pytest.mark.slow
 async def test_a_page_of_another_site_cannot_use_the_server(tmp_path: Path) -> None:
     with over_http(tmp_path) as (server, url):
         async with httpx2.AsyncClient() as plain:
@@ -146,12 +149,14 @@ def test_an_address_that_others_reach_is_refused(tmp_path: Path) -> None:
     assert "can be reached from other machines" in refused(tmp_path, "--http", "0", "--host", "0.0.0.0")
 
 
+@pytest.mark.slow
 def test_a_port_that_is_taken_is_refused(tmp_path: Path) -> None:
     with over_http(tmp_path) as (_, url):
         port = url.split(":")[2].partition("/")[0]
         assert f"127.0.0.1:{port} cannot be listened at" in refused(tmp_path, "--http", port)
 
 
+@pytest.mark.slow
 async def test_a_server_on_stdio_leaves_when_its_client_does(tmp_path: Path) -> None:
     server = subprocess.Popen(
         words(tmp_path), cwd=ROOT, env=surroundings(tmp_path), stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -182,6 +187,7 @@ INITIALIZE = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 async def test_what_agents_print_is_not_taken_for_messages(tmp_path: Path) -> None:
     agent = tmp_path / "noisy.py"
     agent.write_text(
@@ -201,6 +207,7 @@ async def test_what_agents_print_is_not_taken_for_messages(tmp_path: Path) -> No
     assert b"working\n" in complaints
 
 
+@pytest.mark.slow
 async def test_server_whose_client_leaves_in_a_turn_leaves_too_and_the_turn_goes_on(tmp_path: Path) -> None:
     with subprocess.Popen(
         words(tmp_path), cwd=ROOT, env=surroundings(tmp_path), stdin=subprocess.PIPE, stdout=subprocess.PIPE

@@ -152,6 +152,7 @@ async def test_other_users_cannot_read_a_store_or_hold_its_lock(open_folder: Pat
     assert said == ["PermissionError"] * 4
 
 
+@pytest.mark.slow
 @needs_root
 async def test_what_root_adds_to_the_store_of_a_user_is_that_users(open_folder: Path) -> None:
     path = open_folder / "agent.db"

@@ -55,6 +55,7 @@ async def test_content_is_checked_when_it_is_read(blobs: FileBlobs, content: byt
         await blobs.get(HELLO)
 
 
+@pytest.mark.slow
 def test_many_writers_of_one_blob_leave_one_whole_file(blobs: FileBlobs) -> None:
     """Each from a process of its own."""
     code = "import sys, pathlib; from perdure.stores.blobs import FileBlobs; "

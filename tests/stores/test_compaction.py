@@ -25,6 +25,7 @@ def pragma(path: Path, name: str) -> int:
         return int(connection.execute(f"PRAGMA {name}").fetchone()[0])
 
 
+@pytest.mark.slow
 async def test_a_new_store_shrinks_after_deletions_without_being_asked(tmp_path: Path) -> None:
     path = tmp_path / "agent.db"
     store = SqliteStore(path)

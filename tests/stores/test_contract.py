@@ -92,6 +92,7 @@ class Wrong(InMemory):
     async def crash(self, store: Store) -> None: ...
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "what"),
     [

@@ -115,6 +115,7 @@ async def test_the_wal_keeps_its_name_whatever_else_the_process_does(tmp_path: P
     assert await history(path) == said(2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["read", "copy"])
 async def test_the_last_to_leave_still_folds_the_wal(tmp_path: Path, how: str) -> None:
     path = tmp_path / "store" / "agent.db"

@@ -62,6 +62,7 @@ def perdure(path: Path, command: str) -> subprocess.CompletedProcess[str]:
 # ---------------------------------------------------------------------- ids that become names of files
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["sessions", "doctor", "ps"])
 @pytest.mark.parametrize("worker_id", ["../../elsewhere/victim.txt", "{victim}"], ids=["relative", "absolute"])
 def test_looking_at_a_store_touches_no_file_outside_of_it(

@@ -268,6 +268,7 @@ def open_folder(tmp_path: Path) -> Iterator[Path]:
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can become somebody else")
 
 
+@pytest.mark.slow
 @needs_root
 @pytest.mark.parametrize("what", ["folder", "file", "lock", "shared memory"])
 async def test_what_is_read_only_is_refused_typed_and_left_whole(open_folder: Path, what: str) -> None:

@@ -224,6 +224,7 @@ def sweepers() -> Generator[Callable[[Path, str], Sweeper], None, None]:
         sweeper.end()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("grace", "refused", "swept"), [("0", REFERRING, 3), ("3600", [], 0)], ids=["without grace", "with grace"]
 )

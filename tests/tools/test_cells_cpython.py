@@ -208,6 +208,7 @@ async def test_machine_without_a_sandbox_is_refused_at_entry_unless_that_is_acce
 IN_FULL = range(CALLS) if os.environ.get("PERDURE_CODE") == "cpython" else (1, 4)
 
 
+@pytest.mark.slow
 def test_cell_in_cpython_left_in_a_call_ends_the_same_in_another_process(tmp_path: Path) -> None:
     """There is no state to save: the cells are made again from their answers."""
     folders = [tmp_path / f"{IN_CPYTHON} {call}" for call in IN_FULL]

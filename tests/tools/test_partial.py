@@ -144,6 +144,7 @@ def test_lists_and_texts_at_the_root_grow_too() -> None:
     assert values('"abc', {"type": "string"}) == ["", "a", "ab", "abc"]
 
 
+@pytest.mark.slow
 def test_a_long_answer_has_few_values_so_that_all_of_them_cost_what_fifty_do() -> None:
     text = json.dumps({"title": "x", "rows": [{"name": f"row {index}", "n": index} for index in range(30_000)]})
     partial, made, sizes = PartialOutput(SCHEMA), 0, 0

@@ -97,6 +97,7 @@ def resumed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Seen]:
     return {os.path.basename(name): seen for name, seen in msgspec.json.decode(said, type=dict[str, Seen]).items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("change", "call"), CASES)
 def test_cell_left_in_a_call_ends_the_same_in_another_process(resumed: dict[str, Seen], change: str, call: int) -> None:
     seen = resumed[f"{change} {call}"]

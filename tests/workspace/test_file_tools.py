@@ -605,6 +605,7 @@ async def test_a_search_that_cannot_be_made_is_refused(
     assert await refused(tools, "search", **args) == code
 
 
+@pytest.mark.slow
 async def test_a_pattern_without_end_ends_and_holds_up_nothing_else(work: Path) -> None:
     (work / "a.txt").write_text("a" * 40 + "\n")
     paths, passes = Paths([str(work)]), 0

@@ -207,6 +207,7 @@ class Writer:
         return text
 
 
+@pytest.mark.slow
 def test_the_parse_says_what_real_shells_run(shells: Shells) -> None:
     understood = compared = 0
     for seed in range(cases(120, 6000)):
