@@ -23,6 +23,7 @@ import signal
 import statistics
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 import venv
@@ -201,6 +202,9 @@ class Sampler:
         return before | self._once(row, params | {"phase": "recover"}, script, work)
 
 
+OPTIMISATIONS = ("--enable-optimizations", "--with-lto")
+"""Options of CPython's `configure`: optimise by a profile, and when linking."""
+
 HTTP = ("httpx2", "httpcore2", "h11", "anyio", "idna", "truststore", "typing_extensions")
 """The HTTP client, and what it imports."""
 
@@ -342,8 +346,8 @@ def head(result: dict[str, Any]) -> str:
     yard = statistics.median([s["yard_ms"] for s in samples if "yard_ms" in s] or [YARD_MS])
     machine = result["machine"]
     words = [
-        f"{machine['cores']} cores, {machine['cpu']}, CPython {machine['python']}, SQLite {machine['sqlite']}, "
-        f"{result['started']}",
+        f"{machine['cores']} cores, {machine['cpu']}, CPython {machine['python']}{configured(machine)}, "
+        f"SQLite {machine['sqlite']}, {result['started']}",
         f"Medians. CPU figures are at the speed at which the targets were set (yardstick {YARD_MS} ms); "
         f"this machine was at {100 * YARD_MS / yard:.0f} % of it. Wall figures are as they were.",
         "A target is judged twice: the figure itself, and “by ratio” to the floor of this run, where the limit is the "
@@ -352,6 +356,14 @@ def head(result: dict[str, Any]) -> str:
     if not result["peers"]:
         words.append("No figures of the floor and of other systems here: ours alone.")
     return "\n".join(words)
+
+
+def configured(machine: dict[str, Any]) -> str:
+    """Return the optimisations with which Python was configured, or "" for samples that do not have them."""
+    if "configured" not in machine:
+        return ""
+    words = [f"{'with' if option in machine['configured'] else 'without'} {option}" for option in OPTIMISATIONS]
+    return f" (configured {', '.join(words)})"
 
 
 def machine() -> dict[str, Any]:
@@ -364,6 +376,7 @@ def machine() -> dict[str, Any]:
         "cpu": model,
         "cores": os.cpu_count(),
         "python": platform.python_version(),
+        "configured": [each for each in OPTIMISATIONS if each in (sysconfig.get_config_var("CONFIG_ARGS") or "")],
         "sqlite": sqlite3.sqlite_version,
         "kernel": platform.release(),
     }

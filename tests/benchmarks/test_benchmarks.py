@@ -238,6 +238,23 @@ def test_cpu_is_shown_at_the_speed_of_the_targets(tmp_path: Path) -> None:
     assert line(text, "1 tool call") == "1 tool call, CPU ms – 0.15 – – ≤ 0.17 met"
 
 
+@pytest.mark.parametrize(
+    ("machine", "said"),
+    [
+        ({"configured": []}, "CPython 3.11.7 (configured without --enable-optimizations, without --with-lto), SQLite"),
+        (
+            {"configured": ["--enable-optimizations"]},
+            "CPython 3.11.7 (configured with --enable-optimizations, without --with-lto), SQLite",
+        ),
+        ({}, "CPython 3.11.7, SQLite 3.40.1"),
+    ],
+)
+def test_the_report_says_how_its_python_was_configured(tmp_path: Path, machine: dict[str, Any], said: str) -> None:
+    result = result_of({"w1": [{"t1": {"cpu_ms": 0.3}, "yard_ms": 8.92}]})
+    result["machine"] |= machine
+    assert said in shown(tmp_path, result)
+
+
 def test_a_missed_target_says_by_how_much(tmp_path: Path) -> None:
     samples = [{"t1": {"cpu_ms": ms}, "yard_ms": 8.92} for ms in (0.1, 0.2125, 9.0)]
     text = shown(tmp_path, result_of({"w1": samples, "w2x64": [{"t1": {"turns_per_s": 2000}, "yard_ms": 8.92}]}))
