@@ -143,3 +143,15 @@ async def test_tools_of_a_server_that_is_down_are_those_that_were_approved(place
 
     assert getattr(result.tool_calls[0].outcome, "code", "") == "mcp_unavailable"
     assert result.text == "done"
+
+
+async def test_annotation_that_appears_later_counts_once_a_person_has_approved_it(place: Place, stub: Stub) -> None:
+    await approved_first(place, stub)
+    stub.does(tools=[{**GOOD, "annotations": {"readOnlyHint": True}}])
+    async with runtime_with(place, agent_calling("mcp__stub__echo"), stub.server()) as runtime:
+        assert await runtime.mcp.ready()
+        before = [spec.recovery for spec in runtime.mcp.attached["stub"].specs()]
+        await runtime.mcp.approve("stub", by="operator")
+        after = [spec.recovery for spec in runtime.mcp.attached["stub"].specs()]
+
+    assert (before, after) == (["once"], ["rerun"])

@@ -197,8 +197,34 @@ async def test_call_after_a_timeout_is_unknown(place: Place, stub: Stub) -> None
 # ---------------------------------------------------------------------- what the host decides
 
 
-async def test_recovery_and_approval_are_the_hosts_whatever_the_server_hints(place: Place, stub: Stub) -> None:
-    hints = {"readOnlyHint": True, "idempotentHint": True, "destructiveHint": False}
+@pytest.mark.parametrize(
+    ("hints", "declared", "recovery"),
+    [
+        ({"readOnlyHint": True}, None, "rerun"),
+        ({"idempotentHint": True, "destructiveHint": True}, None, "rerun"),
+        ({"readOnlyHint": False, "idempotentHint": False}, None, "once"),
+        ({"readOnlyHint": True}, "once", "once"),
+        ({"readOnlyHint": True}, {"put_*": "rerun", "get_*": "ask"}, "ask"),
+        ({"readOnlyHint": True}, {"put_*": "once"}, "rerun"),
+        (None, None, "once"),
+    ],
+)
+async def test_tool_that_its_server_annotates_as_repeatable_is_rerun_unless_the_host_says_otherwise(
+    place: Place, stub: Stub, hints: Any, declared: Any, recovery: str
+) -> None:
+    described = {"name": "get_a", "inputSchema": {"type": "object"}}
+    stub.does(tools=[described if hints is None else {**described, "annotations": hints}])
+    async with runtime_with(place, calling("get_a", {}), stub.server(recovery=declared)) as runtime:
+        await (await runtime.session("s")).run("go")
+        [spec] = runtime.mcp.attached["stub"].specs()
+
+    assert (spec.recovery, spec.approval) == (recovery, "never")
+
+
+async def test_recovery_and_approval_that_the_host_names_count_whatever_the_server_hints(
+    place: Place, stub: Stub
+) -> None:
+    hints = {"destructiveHint": False}
     tools = [
         {"name": name, "inputSchema": {"type": "object"}, "annotations": hints}
         for name in ("get_a", "get_b", "put_a", "other")

@@ -18,7 +18,7 @@ from perdure.model.outcome import BudgetSpent, Finished, LimitReached
 from perdure.model.sandbox import Confinement
 from perdure.model.tool import Failed, Ok, OutcomeUnknown
 from perdure.testing import FunctionModel
-from tests.kit import Place, agent_calling, crash, untyped
+from tests.kit import Place, agent_calling, crash, until, untyped
 from tests.mcp.conftest import STUB, Stub, runtime_with, servers_in
 
 
@@ -162,6 +162,24 @@ async def test_question_of_an_earlier_version_dies_with_its_runtime_and_its_call
     assert isinstance(end.outcome, Finished)
     assert isinstance(end.tool_calls[0].outcome, OutcomeUnknown)
     assert len(stub.ledger) == 1
+
+
+@pytest.mark.parametrize(("hints", "calls"), [({"readOnlyHint": True}, 2), ({}, 1)], ids=["reads", "not said"])
+async def test_call_that_a_crash_cut_off_is_sent_again_if_the_server_says_that_it_only_reads(
+    place: Place, stub: Stub, hints: dict[str, Any], calls: int
+) -> None:
+    described = {"name": "hang", "inputSchema": {"type": "object"}, "annotations": hints}
+    stub.does(tools=[described])
+    agent = agent_calling("mcp__stub__hang")
+    async with runtime_with(place, agent, stub.server()) as runtime:
+        receipt = await (await runtime.session("s")).send("go")
+        await until(lambda: len(stub.ledger) == 1)
+        await crash(runtime)
+    async with runtime_with(place, agent, stub.server(timeout=0.2)) as runtime:
+        end = await (await runtime.session("s")).result(receipt.turn_id)
+
+    assert len(stub.ledger) == calls
+    assert [(each.attempts, each.repeated) for each in end.tool_calls] == [(calls, calls - 1)]
 
 
 # ---------------------------------------------------------------------- what sampling costs

@@ -86,7 +86,12 @@ def _batches(tools: Iterable[ListedTool]) -> list[list[ListedTool]]:
 
 def offered(listing: Listing, approved: Mapping[str, ListedTool]) -> dict[str, ListedTool]:
     """What a model may see of what is listed: each as it was approved."""
-    return {name: approved[name] for name in listing.tools if name in approved}
+    found = {}
+    for name, now in listing.tools.items():
+        if name in approved:
+            # The same digest is the same description, read by code that may know more of its parts than the stored one.
+            found[name] = now if now.print == approved[name].print else approved[name]
+    return found
 
 
 def changed(listing: Listing, approved: Mapping[str, ListedTool]) -> dict[str, ListedTool]:
@@ -112,4 +117,9 @@ def difference(before: ListedTool | None, now: ListedTool) -> str:
 def _lines(tool: ListedTool) -> list[str]:
     schemas: list[Any] = [tool.input_schema, tool.output_schema]
     shown = [msgspec.json.format(msgspec.json.encode(each, order="sorted")).decode() for each in schemas]
-    return [*tool.description.splitlines(), *[line for each in shown for line in each.splitlines()]]
+    repeatable = ["An interrupted call is sent again: the server says that it only reads, or is idempotent."]
+    return [
+        *tool.description.splitlines(),
+        *[line for each in shown for line in each.splitlines()],
+        *(repeatable if tool.repeatable else ()),
+    ]

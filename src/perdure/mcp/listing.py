@@ -31,6 +31,8 @@ LARGEST_TOOL = 128 * 1024
 """Bytes of one tool with its schemas."""
 LARGEST_LIST = 4 * 1024 * 1024
 LONGEST_DESCRIPTION = 8 * 1024
+REPEATABLE = ("readOnlyHint", "idempotentHint")
+"""Annotations by which a server says that a call may be made twice."""
 
 _OTHER = re.compile(r"[^a-zA-Z0-9_-]")
 _EXPLAINS = frozenset({"title", "description", "$comment", "default", "example", "examples"})
@@ -38,13 +40,17 @@ _INVISIBLE = frozenset({"Cc", "Cf", "Co", "Cs", "Cn"})
 
 
 class ListedTool(Struct, frozen=True, gc=False):
-    """A tool as its server describes it. `print` is a digest of all that: what was approved is approved as it was."""
+    """A tool as its server describes it. `print` is a digest of all that: what was approved is approved as it was.
+
+    `repeatable`: the server says that the tool only reads, or that calling it again changes nothing more.
+    """
 
     name: str
     description: str = ""
     input_schema: dict[str, Any] = {}
     output_schema: dict[str, Any] | None = None
     print: str = ""
+    repeatable: bool = False
 
 
 class Listing(Struct, frozen=True):
@@ -95,7 +101,9 @@ def listed(described: Mapping[str, Any]) -> ListedTool | str:
     compared = ("name", "title", "description", "inputSchema", "outputSchema", "annotations")
     kept = {name: described[name] for name in compared if described.get(name) is not None}
     digest = hashlib.sha256(msgspec.json.encode(kept, order="sorted")).hexdigest()
-    return ListedTool(described["name"], visible(str(text))[:LONGEST_DESCRIPTION], schema, output, digest)
+    hints = described.get("annotations")
+    repeatable = isinstance(hints, dict) and any(hints.get(hint) is True for hint in REPEATABLE)
+    return ListedTool(described["name"], visible(str(text))[:LONGEST_DESCRIPTION], schema, output, digest, repeatable)
 
 
 class HiddenSigns(Exception):
@@ -152,7 +160,10 @@ def read_listing(server: McpServer, described: Iterable[Mapping[str, Any]]) -> L
 
 
 def spec_of(server: McpServer, tool: ListedTool) -> ToolSpec:
-    """What a model is shown of a tool, and the contract that its host gave it. Hints of the server change nothing."""
+    """Return the specification of a tool: its description for models, and the contract that its host gave it.
+
+    Hints of the server change one thing: a tool that may be repeated is `rerun` where the host names no recovery.
+    """
     said = f": {tool.description}" if tool.description else ""
     return ToolSpec(
         exposed_name(server.name, tool.name),
@@ -160,7 +171,7 @@ def spec_of(server: McpServer, tool: ListedTool) -> ToolSpec:
         tool.input_schema,
         tool.output_schema,
         id=tool_id(server.name, tool.name),
-        recovery=server.recovery_of(tool.name),
+        recovery=server.recovery_of(tool.name, tool.repeatable),
         approval=server.approval_of(tool.name),
         timeout=server.timeout,
         # The question of a server says not to which call it belongs: with one at a time, there is no other.

@@ -1,7 +1,7 @@
 """What a host says of an MCP server: how it is reached, what of it is offered, and under which contracts.
 
-A server is a stranger: its tools run at most once (`recovery="once"`) whatever it says of them, until the host knows
-better. Where servers are found is said by the host alone: no file is looked for.
+A server is a stranger: its tools run at most once (`recovery="once"`) unless the host says otherwise, or the server
+says that a tool only reads or is idempotent. Where servers are found is said by the host alone: no file is looked for.
 """
 
 from __future__ import annotations
@@ -69,7 +69,9 @@ class McpServer:
     the SDK takes there (`httpx2.Auth`, such as its OAuth client). Neither is stored.
 
     `agents`: those that see its tools; None is all. `tools`, `without`: patterns (`get_*`) of those that are offered.
-    `approval` and `recovery` are one for all, or by pattern; the first that fits counts. `timeout`: seconds for a call.
+    `approval` and `recovery` are one for all, or by pattern; the first that fits counts. A tool without a recovery of
+    the host is "rerun" if its server annotates it as read-only or idempotent, else "once". `timeout`: seconds for a
+    call.
 
     `elicit` answers its questions to people; without one, a call that asks is parked until `session.answer`. `sample`
     lets it ask a model: True is that of the session, which pays for it. `resources` offers two tools that read them.
@@ -93,7 +95,7 @@ class McpServer:
         tools: Sequence[str] = ("*",),
         without: Sequence[str] = (),
         approval: Approval | Mapping[str, Approval] = "never",
-        recovery: Recovery | Mapping[str, Recovery] = "once",
+        recovery: Recovery | Mapping[str, Recovery] | None = None,
         timeout: float | None = CALL_SECONDS,
         start_timeout: float = START_SECONDS,
         elicit: Elicit | None = None,
@@ -122,7 +124,8 @@ class McpServer:
         self._tools = self._patterns("tools", tools)
         self._without = self._patterns("without", without)
         self._approval = self._by_pattern("approval", approval, get_args(Approval))
-        self._recovery = self._by_pattern("recovery", recovery, get_args(Recovery))
+        named: Recovery | Mapping[str, Recovery] = {} if recovery is None else recovery
+        self._recovery = self._by_pattern("recovery", named, get_args(Recovery))
         self.timeout = validate.seconds(timeout, "timeout", InvalidDefinition)
         limit = validate.seconds(start_timeout, "start_timeout", InvalidDefinition)
         if not limit:
@@ -148,8 +151,10 @@ class McpServer:
     def approval_of(self, tool: str) -> Approval:
         return next((each for pattern, each in self._approval if fnmatchcase(tool, pattern)), "never")
 
-    def recovery_of(self, tool: str) -> Recovery:
-        return next((each for pattern, each in self._recovery if fnmatchcase(tool, pattern)), "once")
+    def recovery_of(self, tool: str, repeatable: bool) -> Recovery:
+        """Return the host's recovery of a tool, or the default of one that `repeatable` describes."""
+        default: Recovery = "rerun" if repeatable else "once"
+        return next((each for pattern, each in self._recovery if fnmatchcase(tool, pattern)), default)
 
     # ------------------------------------------------------------------ checking
 

@@ -118,11 +118,12 @@ def _resource_specs(server: McpServer) -> list[ToolSpec]:
     return [
         ToolSpec(
             exposed_name(server.name, LIST), f"List the resources {said}.", id=f"mcp-resources:{server.name}:{LIST}",
-            recovery=server.recovery_of(LIST), approval=server.approval_of(LIST), timeout=server.timeout,
+            recovery=server.recovery_of(LIST, repeatable=True), approval=server.approval_of(LIST),
+            timeout=server.timeout,
         ),
         ToolSpec(
             exposed_name(server.name, READ), f"Read a resource {said} by its URI.", uri,
-            id=f"mcp-resources:{server.name}:{READ}", recovery=server.recovery_of(READ),
+            id=f"mcp-resources:{server.name}:{READ}", recovery=server.recovery_of(READ, repeatable=True),
             approval=server.approval_of(READ), timeout=server.timeout,
         ),
     ]  # fmt: skip
