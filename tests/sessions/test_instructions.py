@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
@@ -138,3 +140,29 @@ async def test_tokens_are_counted_with_the_text_of_the_function() -> None:
         counted = await (await runtime.session("chat")).count_tokens("go")
 
     assert counted == len("You serve nobody in chat.") + len("go")
+
+
+@pytest.mark.parametrize("made", [False, True], ids=["object", "function"])
+async def test_instructions_are_written_with_the_live_objects_of_the_run(made: bool) -> None:
+    shown, counted, left = Shown(), list[str](), list[str]()
+
+    @contextlib.asynccontextmanager
+    async def names(caller: Caller) -> AsyncGenerator[dict[str, str]]:
+        assert caller.deps is None
+        yield {"u-1": "Ada"}
+        left.append(caller.session_id)
+
+    async def greeting(caller: Caller) -> str:
+        counted.append(caller.session_id)
+        return f"You speak with {caller.deps[caller.metadata['user']]}."
+
+    agent = Agent(Counting(shown), instructions=greeting, tools=[act])
+    async with Runtime("memory", agents=[agent], deps=names if made else {"u-1": "Ada"}) as runtime:
+        session = await runtime.session("chat", metadata={"user": "u-1"})
+        await session.run("go")
+        tokens = await session.count_tokens("and?")
+
+    assert shown.systems == ["You speak with Ada."] * 2
+    assert tokens > len(shown.systems[0])
+    assert counted == ["chat", "chat"]
+    assert left == (["chat", "chat"] if made else [])

@@ -27,7 +27,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Gene
 from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeAlias
 
-from perdure.engine.control import Escaped, SelfCancelled
+from perdure.engine.control import Control, Escaped, SelfCancelled
 from perdure.engine.retry import RetryPolicy
 from perdure.errors import DepsFailed, InstructionsFailed, InvalidDefinition, NotPrepared, Retry, quoted
 from perdure.model.agent import Caller
@@ -136,6 +136,19 @@ class RunDeps:
     @property
     def _for(self) -> str:
         return f"session {self._caller.session_id}" if self._caller.session_id else "a process of the host"
+
+
+@contextlib.asynccontextmanager
+async def deps_for(make: Make, caller: Caller, random: Random, wait: WaitSeconds) -> AsyncGenerator[Any]:
+    """Make live objects for work that belongs to no run, and leave them when the block ends."""
+    deps = RunDeps(make, caller, random)
+    made = await deps.enter(Control().guard, wait)
+    try:
+        yield made
+    except BaseException as error:  # the host's objects are left however the block ends
+        await deps.leave(error)
+        raise
+    await deps.leave()
 
 
 async def instructions_of(make: Make, caller: Caller, random: Random, guard: Guard, wait: WaitSeconds) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from decimal import Decimal
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from msgspec import Struct
 
@@ -60,12 +60,14 @@ class Caller(Struct, frozen=True):
     """What a run works for: what a function of `Runtime(deps=…)` and of `Agent(instructions=…)` is given.
 
     `session_id` and `agent` are those of the turn; of a process, those of the session that asked for it, "" where the
-    host did. `metadata` is what held when the turn was opened, or the process started.
+    host did. `metadata` is what held when the turn was opened, or the process started. `deps` are the live objects of
+    the run, as tools see them; None while a function of `Runtime(deps=…)` makes them.
     """
 
     session_id: str = ""
     agent: str = ""
     metadata: Metadata = NO_METADATA
+    deps: Any = None
 
 
 class AgentSpec(Struct, frozen=True, gc=False, omit_defaults=True):

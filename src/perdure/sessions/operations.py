@@ -16,8 +16,8 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from perdure.engine.control import Control, SelfCancelled
-from perdure.engine.deps import RunDeps
+from perdure.engine.control import SelfCancelled
+from perdure.engine.deps import deps_for
 from perdure.engine.journal import write_referring
 from perdure.engine.waiters import current_metadata
 from perdure.errors import (
@@ -189,14 +189,8 @@ class RuntimeOperations:
         parts = self._parts
         assert parts.make_deps is not None
         caller = Caller(session_id or "", agent, await self._metadata(agent, session_id))
-        deps = RunDeps(parts.make_deps, caller, parts.random)
-        made = await deps.enter(Control().guard, parts.clock.sleep)
-        try:
+        async with deps_for(parts.make_deps, caller, parts.random, parts.clock.sleep) as made:
             yield made
-        except BaseException as error:  # the host's objects are left however the operation ends
-            await deps.leave(error)
-            raise
-        await deps.leave()
 
     async def _metadata(self, agent: str, session_id: str | None) -> Metadata:
         """Whom an operation is for."""

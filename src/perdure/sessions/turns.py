@@ -427,6 +427,7 @@ class Turns:
                 deps = task.deps = RunDeps(make, caller, random)
                 run.give(await deps.enter(guard, wait))
             if instruct is not None:
+                caller = replace(caller, deps=run.deps)
                 run.use(run.agent.instructed(await instructions_of(instruct, caller, random, guard, wait)))
         except TurnCancelled:
             run.unprepared()

@@ -9,6 +9,7 @@ A caller that asks again after a crash in between goes on where it was left.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -17,7 +18,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from perdure.engine.control import Control, TurnAborted
-from perdure.engine.deps import instructions_of
+from perdure.engine.deps import deps_for, instructions_of
 from perdure.engine.driver import Run
 from perdure.engine.journal import load as load_records
 from perdure.engine.journal import load_turns
@@ -457,8 +458,14 @@ class SessionHost(MonitorServices):
             definition = await parts.models.applied(definition, choice)
         if definition.instruct is not None:
             caller = Caller(self._id, definition.name, Metadata(load_settings(row.settings).metadata))
-            made = instructions_of(definition.instruct, caller, parts.random, Control().guard, parts.clock.sleep)
-            definition = definition.instructed(await made)
+            async with contextlib.AsyncExitStack() as stack:
+                deps = parts.deps
+                if parts.make_deps is not None:
+                    making = deps_for(parts.make_deps, caller, parts.random, parts.clock.sleep)
+                    deps = await stack.enter_async_context(making)
+                caller, guard = replace(caller, deps=deps), Control().guard
+                made = await instructions_of(definition.instruct, caller, parts.random, guard, parts.clock.sleep)
+            definition = definition.instructed(made)
         messages = [*(await parts.cache.view(row)).prompt()]
         if said is not None:
             message = await parts.inbox.filters.passed(self._id, row.agent, said, "queue", None, self._opened)
