@@ -34,7 +34,7 @@ from perdure.model.effect import CallModel, GaveUp, TimeIsUp
 from perdure.model.event import LimitNear, LimitWait, RateLimitWait, ReasoningDelta, Retracted, ToolCallDelta
 from perdure.model.ids import call_id
 from perdure.model.limit import Ask, Granted
-from perdure.model.llm import BUCKETS, CallPiece, Delta, ModelRequest, ModelResponse, RateReport, Stop, Usage
+from perdure.model.llm import CallPiece, Delta, ModelRequest, ModelResponse, RateReport, Stop, Usage
 from perdure.model.message import Part, ProviderPart, Reasoning, Stored, Text, ToolCall
 from perdure.model.plugin import Issue
 from perdure.model.protocol import Prompt, Reading
@@ -606,9 +606,10 @@ def countable(response: ModelResponse) -> Usage | None:
 
 
 def _countable(usage: Usage) -> bool:
-    counts = [getattr(usage, name) for name in BUCKETS[:-1]] + [usage.calls, usage.unknown]
-    if any(count is not None and (type(count) is not int or not 0 <= count < MOST) for count in counts):
-        return False
+    tokens = usage.input, usage.output, usage.cache_read, usage.cache_write, usage.reasoning
+    for count in (*tokens, usage.calls, usage.unknown):
+        if count is not None and (type(count) is not int or not 0 <= count < MOST):
+            return False
     # A cost of True would be read back as no number, and one that is no finite amount could not be added up.
     cost: object = usage.cost
     return cost is None or (type(cost) is Decimal and cost.is_finite() and 0 <= cost < MOST)

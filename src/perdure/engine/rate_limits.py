@@ -122,7 +122,7 @@ class InFlight:
         self._line: deque[Ticket] = deque()
 
     def take(self, ticket: Ticket) -> bool:
-        """True if the call has a place now; otherwise it stands in line and `queued` tells when it has one."""
+        """True if the call has a place now. Otherwise it stands in line, and `queued` is done when it has a place."""
         if self._used < self._most and not self._line:
             self._used += 1
             ticket.in_flight = True
@@ -132,20 +132,22 @@ class InFlight:
         return False
 
     def leave(self, ticket: Ticket) -> None:
-        """Give the place, or the one in line, back, and let the next call have it."""
-        if not ticket.in_flight:
-            if ticket.queued is not None:
-                self._line.remove(ticket)
-                ticket.queued = None
-            return
-        ticket.in_flight, self._used = False, self._used - 1
-        if self._line:
-            following = self._line.popleft()
-            self._used += 1
-            following.in_flight = True
-            assert following.queued is not None
-            if not following.queued.done():
-                following.queued.set_result(None)  # a cancelled one leaves by itself, and passes its place on
+        """Release the call's place, or its position in line, and give the place to the next call in line."""
+        if ticket.in_flight:
+            ticket.in_flight = False
+            self._used -= 1
+            if self._line:
+                self._admit(self._line.popleft())
+        elif ticket.queued is not None:
+            self._line.remove(ticket)
+            ticket.queued = None
+
+    def _admit(self, ticket: Ticket) -> None:
+        self._used += 1
+        ticket.in_flight = True
+        assert ticket.queued is not None
+        if not ticket.queued.done():
+            ticket.queued.set_result(None)  # a cancelled call leaves by itself and passes its place on
 
 
 class Bucket:
@@ -398,15 +400,21 @@ class RateLimits:
     def join(self, provider: Provider, request: ModelRequest) -> Ticket:
         """Queue a call. It may go at once when `going` is set; otherwise `wait` for it. In the end, `leave`."""
         lane = self._lane(provider)
-        counted = any(limit.rule.tokens is not None for limit in lane.limits)
-        estimate = _estimate(request) if counted else 0
+        limits, flight = lane.limits, lane.flight
+        if len(limits) == 1 and not limits[0].restricted:
+            ticket = Ticket(next(self._limiter.numbers), lane, 0, None, 0)
+            if flight is None or flight.take(ticket):
+                ticket.going = True
+                limits[0].active.add(ticket)
+            return ticket
+        estimate = _estimate(request) if any(limit.rule.tokens is not None for limit in limits) else 0
         ticket = Ticket(next(self._limiter.numbers), lane, estimate, None, estimate)
-        if lane.flight is None or lane.flight.take(ticket):
+        if flight is None or flight.take(ticket):
             self._enter(ticket)
         return ticket
 
     def _enter(self, ticket: Ticket) -> None:
-        """Have a call pass the limits of its model. A model that has none yet only counts it."""
+        """Have a call pass the limits of its model, whose limits may have changed while the call stood in line."""
         limits = ticket.lane.limits
         if not limits[0].restricted and len(limits) == 1:
             ticket.going = True

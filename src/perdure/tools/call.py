@@ -568,7 +568,8 @@ class ActiveCall(CallHost):
         shared, run, ready = self.shared, self.run, self.ready
         assert ready is not None
         spec, tool, call = ready.entry.spec, ready.entry.tool, run.machine.state.calls[self.key]
-        needs = shared.needs(ready.entry)
+        threaded = tool is not None and not tool.is_async
+        needs = shared.needs(ready.entry) if threaded else ready.entry.needs
         try:
             if spec.deferred:
                 await self._sign(ready)
@@ -588,13 +589,15 @@ class ActiveCall(CallHost):
         timer, loop = None, asyncio.get_running_loop()
         if spec.timeout is not None:
             timer = loop.call_later(spec.timeout, self._expire, spec.timeout)
-        threaded = tool is not None and not tool.is_async
         place = shared.thread_places.begin(self.id, needs) if threaded else None
-        ended = None if place is None else functools.partial(place.end_from_thread, loop)
         try:
             rules = self.output_rules(spec, args)
-            with on_thread_of(place):
-                result = await execute(ready, context, shared.threads, rules, interruption, ended)
+            if place is None:
+                result = await execute(ready, context, shared.threads, rules, interruption, None)
+            else:
+                ended = functools.partial(place.end_from_thread, loop)
+                with on_thread_of(place):
+                    result = await execute(ready, context, shared.threads, rules, interruption, ended)
         except ParkCall as parked:
             return parked.where
         finally:

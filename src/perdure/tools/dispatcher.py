@@ -198,7 +198,8 @@ class Dispatcher:
 
     def needs(self, entry: ToolEntry) -> Needs:
         """Return what an attempt takes a place of."""
-        return self.thread_places.needs(entry.needs, entry.tool is not None and not entry.tool.is_async)
+        tool = entry.tool
+        return entry.needs if tool is None or tool.is_async else (*entry.needs, self.thread_places.capacity)
 
     def abandon(self, task: asyncio.Task[Any]) -> None:
         """Keep a task that does not end when it is cancelled until it ends by itself."""
