@@ -1,4 +1,4 @@
-"""How much is tried: a sample in the gate, the same one every time; new cases, and many, in `make fuzz`."""
+"""How much is tried: a sample in every lane, the same one each time; new cases, and many, in `make fuzz`."""
 
 from __future__ import annotations
 

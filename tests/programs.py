@@ -37,6 +37,12 @@ def ripgrep() -> Path:
     return missing("rg", f"ripgrep {OLDEST} or newer is not installed")
 
 
+def git() -> Path:
+    """No wheel brings it."""
+    found = shutil.which("git")
+    return Path(found) if found else missing("git", "git is not installed")
+
+
 def bubblewrap() -> Path:
     """Its wheel has it in a package, and a library that it needs beside that."""
     if found := shutil.which("bwrap"):

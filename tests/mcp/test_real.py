@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -18,9 +17,13 @@ from perdure.model.event import ToolStarted
 from perdure.model.llm import ModelRequest
 from perdure.model.tool import Failed, Ok, OutcomeUnknown
 from perdure.testing import FunctionModel
+from tests import programs
 from tests.kit import Place, until
 
-pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="the server for git needs git")
+
+@pytest.fixture(autouse=True)
+def needs_git() -> None:
+    programs.git()  # the server for git runs it
 
 
 def in_turn(*calls: tuple[str, dict[str, Any]]) -> Agent[str]:

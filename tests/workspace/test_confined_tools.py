@@ -16,6 +16,7 @@ import pytest
 from perdure import Runtime, Workspace
 from perdure.commands.sandbox import IMPLEMENTATIONS, examine
 from perdure.workspace.policy import Policy
+from tests import programs
 from tests.programs import missing
 from tests.workspace.asking import Conversation
 
@@ -42,7 +43,7 @@ async def model(work: Path, tmp_path: Path) -> AsyncIterator[Conversation]:
 
 
 async def test_every_program_is_confined(model: Conversation, work: Path) -> None:
-    subprocess.run(["git", "init", "-q", work], check=True)
+    subprocess.run([programs.git(), "init", "-q", work], check=True)
     answer = await model.call("run_command", command="cat ../secret; echo done")
     await model.call("git", operation="status")
     rows = [await model.runtime.processes.get(each.id) for each in await model.runtime.processes.list()]

@@ -16,6 +16,7 @@ import pytest
 from perdure import Runtime, Workspace
 from perdure.model.command import CommandSettings
 from perdure.workspace.policy import Policy, Rule
+from tests import programs
 from tests.workspace.asking import Conversation
 
 ENV = {
@@ -32,6 +33,11 @@ def git(where: Path, *arguments: str, given: str = "") -> str:
         ["git", *arguments], cwd=where, env=ENV, input=given, capture_output=True, text=True, timeout=60, check=False
     )
     return ran.stdout
+
+
+@pytest.fixture(autouse=True)
+def needs_git() -> None:
+    programs.git()
 
 
 @pytest.fixture
