@@ -188,3 +188,10 @@ def test_a_stuck_process_is_not_waited_for(store: Path) -> None:
     assert result.exit_code == 1
     assert "process 'p-1' is stuck (it diverged)" in result.stderr
     assert "perdure processes resume p-1" in result.stderr
+
+
+def test_result_of_a_process_that_is_not_there_exits_with_1(worked: Path) -> None:
+    result = shell("processes", "result", "no-such", store=worked)
+
+    assert result.exit_code == 1
+    assert result.stderr.startswith("perdure: process 'no-such': there is no such process in this store")

@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 
 from perdure.cli import render
+from perdure.cli.processes import print_rows
 from perdure.cli.render import as_json, brief, call_text, on_one_line, safe, styled, table, text_line, whole_call
 from perdure.cli.run import LiveTurn
 from perdure.model.event import ToolFinished
@@ -120,3 +121,38 @@ def test_what_is_decided_on_is_shown_whole() -> None:
     args = {"to": "everybody@example.com", "text": "x" * 500 + "DROP TABLE"}
 
     assert whole_call("mail", args) == f'mail(to="everybody@example.com", text="{args["text"]}")'
+
+
+PROCESS_HEADERS = ["process", "what", "status", "age", "worker", "progress", "waits for, is stuck by, or ended as"]
+PROCESSES = [
+    ["n-7", "function nightly@2", "waiting", "4 min", "", "12 of 90", "signal approve, at most 24 h"],
+    ["order-2026-11-19-000123", "tool research", "interrupted, asked to stop", "3 days", "w-9f86d081884c7d65", "", ""],
+]
+
+
+@pytest.mark.parametrize("width", [40, 80, 100])
+def test_processes_are_listed_on_lines_of_their_own_where_a_table_would_not_fit(width: int) -> None:
+    written = io.StringIO()
+    out = Console(file=written, width=width, force_terminal=True, color_system=None, highlight=False)
+    print_rows(out, PROCESS_HEADERS, PROCESSES)
+    lines = written.getvalue().splitlines()
+
+    assert max(len(line) for line in lines) <= width
+    assert lines[5:7] == ["order-2026-11-19-000123", "    tool research"]
+    assert (
+        " ".join(" ".join(lines).split())
+        == (
+            "n-7 function nightly@2 waiting, 4 min 12 of 90 signal approve, at most 24 h order-2026-11-19-000123 "
+            "tool research interrupted, asked to stop, 3 days, worker w-9f86d081884c7d65"
+        )
+        or width == 40
+    )
+
+
+def test_processes_are_a_table_where_it_fits() -> None:
+    written = io.StringIO()
+    out = Console(file=written, width=80, force_terminal=True, color_system=None, highlight=False)
+    print_rows(out, PROCESS_HEADERS, PROCESSES[:1])
+
+    assert "process " in written.getvalue()
+    assert max(len(line.rstrip()) for line in written.getvalue().splitlines()) <= 80

@@ -70,7 +70,7 @@ def perform(work: Callable[[], Coroutine[Any, Any, int]], json: bool = False) ->
         _say(str(error), error.code, json)
     except PerdureError as error:
         code = USAGE if isinstance(error, InvalidInput | NotFound) else FAILED
-        _say(_with_command(error), error.code, json)
+        _say(with_command(error), error.code, json)
     except (KeyboardInterrupt, asyncio.CancelledError):
         code = INTERRUPTED
     raise typer.Exit(code)
@@ -93,7 +93,7 @@ HINTS: dict[type[PerdureError], str] = {
 """What an error advises here, in place of its hint for Python code."""
 
 
-def _with_command(error: PerdureError) -> str:
+def with_command(error: PerdureError) -> str:
     """An error with a hint that names a command."""
     hint = next((hint for kind, hint in HINTS.items() if isinstance(error, kind)), error.hint)
     return f"{error.summary}{hint}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import sys
+import textwrap
 import time
 from collections.abc import AsyncIterator, Iterable
 from enum import StrEnum
@@ -40,6 +41,7 @@ from perdure.cli.host import (
     process_id,
     reading,
     say_when,
+    with_command,
 )
 from perdure.cli.render import (
     ago,
@@ -55,7 +57,7 @@ from perdure.cli.render import (
     table,
     text_line,
 )
-from perdure.errors import TimedOut
+from perdure.errors import TimedOut, UnknownProcess
 from perdure.lifecycle.process import is_settlement
 from perdure.model.command import COMMAND_KIND, Stream
 from perdure.model.monitor import MONITOR_KIND, read_cursor
@@ -168,10 +170,40 @@ def _print(found: list[ProcessRow], dead: dict[str, bool], over: bool, facts: di
         return
     headers = ["process", "what", "status", "age", "worker", "progress", "waits for, is stuck by, or ended as"]
     cells = [_cells(row, state_of(row, dead), now, facts.get(row.id)) for row in found]
-    # A terminal is narrow: columns that are empty in all rows are left out there. Elsewhere columns stay where they
-    # are.
+    print_rows(out, headers, cells)
+
+
+NOTE_WIDTH = 16
+"""Cells of a terminal that the last column of `ps` needs: its text is broken into lines of that length."""
+
+
+def print_rows(out: Console, headers: list[str], cells: list[list[str]]) -> None:
+    """Print processes as a table. On a terminal, columns that are empty in all rows are left out, and a table that does
+    not fit gives way to a block of lines for each process. Elsewhere columns stay where they are."""
     shown = [i for i in range(len(headers)) if not out.is_terminal or any(row[i] for row in cells)]
-    _table(out, headers, cells, shown)
+    if not out.is_terminal or _natural_width(headers, cells, shown) <= out.width:
+        _table(out, headers, cells, shown)
+        return
+    for row in cells:
+        _print_block(out, row)
+
+
+def _natural_width(headers: list[str], cells: list[list[str]], shown: list[int]) -> int:
+    """Return the width at which no column but the last is broken."""
+    widths = [max(len(headers[i]) if i != 6 else 0, *[len(row[i]) for row in cells]) for i in shown]
+    if 6 in shown:
+        widths[-1] = min(widths[-1], NOTE_WIDTH)
+    return sum(widths) + 3 * len(widths)
+
+
+def _print_block(out: Console, row: list[str]) -> None:
+    """Print one process on lines of its own, for a terminal that is too narrow for a table."""
+    name, what, state, age, worker, progress, note = row
+    text_line(out, name, "bold")
+    first = ", ".join(each for each in (state, age, f"worker {worker}" if worker else "") if each)
+    for line in (what, first, progress, note):
+        for part in textwrap.wrap(line, max(out.width - 4, 20), break_on_hyphens=False):
+            text_line(out, f"    {part}")
 
 
 def _table(out: Console, headers: list[str], cells: list[list[str]], shown: list[int]) -> None:
@@ -628,7 +660,7 @@ def result(
 ) -> None:
     """Wait until a process has ended, and print its value.
 
-    Exit codes: 0 completed, 1 failed, abandoned, stuck or out of time, 2 there is no such process, 4 cancelled.
+    Exit codes: 0 completed, 1 failed, abandoned, stuck, out of time, or there is no such process, 4 cancelled.
     """
 
     async def work() -> int:
@@ -638,6 +670,8 @@ def result(
                     row = await ended(opened, process)
             except TimeoutError:
                 raise TimedOut(f"process {process_id(process)!r} did not end", timeout) from None
+            except UnknownProcess as unknown:  # 2 is for a command line that is wrong in any store
+                raise Refusal(with_command(unknown), FAILED, unknown.code) from None
             outcome = await _whole(opened, row)
         if json:
             print_json({"process_id": row.id, "status": row.status, "outcome": msgspec.to_builtins(outcome)})
