@@ -7,6 +7,7 @@ Everything else is internal and may change in any release.
 
 from perdure.agent import Agent
 from perdure.errors import NoAnswer, PerdureError, Retry, ToolError, TurnFailed, TurnPending
+from perdure.model import VERSION as _VERSION
 from perdure.model.agent import Budget, Caller
 from perdure.model.limit import Limit
 from perdure.model.llm import ModelRequest, ModelResponse, ModelSettings, RateLimit, Usage
@@ -27,7 +28,7 @@ from perdure.tools.context import ToolContext
 from perdure.tools.define import Tool, tool
 from perdure.workspace import Workspace
 
-__version__ = "0.1.0"
+__version__ = _VERSION
 
 __all__ = [
     "Agent",

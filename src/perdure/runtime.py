@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Never, NoReturn, TypeVar, Unpack, overloa
 
 from msgspec.structs import replace
 
-from perdure.engine.admission import MOST_THREADS
+from perdure.engine.admission import MOST_THREADS, THREADS
 from perdure.engine.deps import function_of_caller
 from perdure.engine.host import SystemClock, SystemRandom
 from perdure.engine.lease import LeaseTerms, Pulse, Worker
@@ -37,7 +37,7 @@ from perdure.errors import (
     WrongAgent,
     quoted,
 )
-from perdure.model import validate
+from perdure.model import VERSION, validate
 from perdure.model.code import CPython
 from perdure.model.codec import clean, clean_text, encode_checked
 from perdure.model.command import CommandOptions, CommandResult, CommandSettings
@@ -46,7 +46,7 @@ from perdure.model.limit import Limit
 from perdure.model.llm import RateLimit
 from perdure.model.message import Scalar
 from perdure.model.process import ProcessRow
-from perdure.model.session import Answer, Declared, Offers, load_settings, same_metadata
+from perdure.model.session import Answer, Declared, Offers, WorkerUse, load_settings, same_metadata
 from perdure.model.spending import Price, UsageFilter, hour_of
 from perdure.observe.feed import Feed
 from perdure.observe.relay import Relay
@@ -64,7 +64,7 @@ from perdure.processes.handle import CancelPolicy, ProcessCall, ProcessHandle, P
 from perdure.processes.local import ExternalEngine, LocalEngine
 from perdure.processes.service import ProcessService, Start
 from perdure.processes.tool import ToolEngine
-from perdure.processes.worker import CONCURRENCY, ProcessEvents, ProcessWatch, ProcessWorker
+from perdure.processes.worker import CONCURRENCY, PLACE, ProcessEvents, ProcessWatch, ProcessWorker
 from perdure.sessions.cache import CACHE_BYTES, Archive, SessionCache
 from perdure.sessions.definition import Defined, Definition, Models, by_name, check_limited, keep_open
 from perdure.sessions.definition import checked as checked_models
@@ -106,6 +106,8 @@ log = logging.getLogger("perdure.runtime")
 
 DEFAULT_STORE = f"{STORE_FOLDER}/runtime.db"
 GRACE = 5.0
+MOST_NAMED = 20
+"""Calls without a caller that its row names."""
 MODEL_CALLS = 64
 """Calls in flight of one model for which the host sets no limit."""
 STOP_GRACE = 30.0
@@ -258,6 +260,7 @@ class Runtime:
                 opened.callback(self._store.remove_socket, socket)
         filtered = tuple([name for name, each in definitions.items() if each.plugins.has("transform_input")])
         offers = Offers(
+            version=VERSION,
             retention=self._retention is not None,
             socket="" if socket is None else socket.name,
             input_filters=filtered,
@@ -265,7 +268,7 @@ class Runtime:
         if self._recover:
             declared = {each.definition: each.declared for each in self._functions if each.declared != Declared()}
             offers = replace(offers, agents=agents, functions=functions, declared=declared)
-        worker = Worker(self._store, name, self._terms, self._clock, offers)
+        worker = Worker(self._store, name, self._terms, self._clock, offers, self._in_use)
         opened.push_async_callback(worker.stop)
         await worker.start()
         parts = self._put_together(worker, definitions, Models(self._models, connections))
@@ -537,6 +540,21 @@ class Runtime:
                     await parts.activity.polled.wait()  # work of others changes hands when the store is polled
         except TimeoutError:
             return False
+
+    def _in_use(self) -> WorkerUse | None:
+        """Return what this Runtime does now, for its row in the store. Called from the thread that renews, too."""
+        parts = self._parts
+        if parts is None:
+            return None
+        places, admission = self._dispatcher.thread_places, self._dispatcher.admission
+        return WorkerUse(
+            turns=len(parts.cache.tasks),
+            processes=admission.in_use(PLACE),
+            most_processes=self._concurrency,
+            threads=admission.in_use(THREADS),
+            most_threads=self._threads,
+            left=tuple([each.name for each in tuple(places.calls) if each.given_up])[:MOST_NAMED],
+        )
 
     def _busy_with(self) -> str:
         running = ", ".join(f"tool {tool} ({call})" for call, tool in list(self._dispatcher.running.items())[:3])

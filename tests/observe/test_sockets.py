@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from perdure import Agent, ModelRequest, Runtime
 from perdure.errors import LiveEventsUnavailable
+from perdure.model import VERSION
 from perdure.model.event import Gap, TextDelta
 from perdure.model.session import Offers, WorkerRow
 from perdure.observe.relay import RECONNECT_SECONDS
@@ -90,10 +91,10 @@ async def test_what_a_dead_worker_left_is_removed_by_the_next(short: Place, deep
 async def test_a_runtime_without_definitions_or_file_listens_nowhere(place: Place) -> None:
     async with place.runtime() as front:
         [row] = await front.store.workers()
-        assert row.offers == Offers()
+        assert row.offers == Offers(version=VERSION)
     async with Runtime("memory", agents=[echo()]) as runtime:
         [row] = await runtime.store.workers()
-        assert row.offers == Offers(("support",))
+        assert row.offers == Offers(("support",), version=VERSION)
 
 
 # ---------------------------------------------------------------------- whose

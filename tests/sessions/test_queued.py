@@ -290,8 +290,8 @@ async def test_workers_publish_what_they_take_up(place: Place) -> None:
     async with place.runtime(clerk(), processes=[nightly]) as runtime:
         [row] = await runtime.store.workers()
         assert row.offers is not None
-        assert replace(row.offers, socket="") == Offers(("clerk",), (nightly.definition,))
+        assert replace(row.offers, socket="", version="") == Offers(("clerk",), (nightly.definition,))
     async with place.runtime(clerk(), recover=False) as runtime:
         [row] = await runtime.store.workers()
         assert row.offers is not None
-        assert replace(row.offers, socket="") == Offers()
+        assert replace(row.offers, socket="", version="") == Offers()

@@ -16,6 +16,7 @@ from perdure.cli.run import call, operations, run, send, steer
 from perdure.cli.sessions import answer, approve, cancel, delete, fork, pending, reject, sessions, settle, show
 from perdure.cli.usage import usage
 from perdure.cli.worker import worker
+from perdure.cli.workers import workers
 
 app = typer.Typer(
     name="perdure",
@@ -59,6 +60,7 @@ app.command(rich_help_panel=LOOK)(ps)
 app.command(rich_help_panel=LOOK)(logs)
 app.command(rich_help_panel=LOOK)(operations)
 app.command(rich_help_panel=LOOK)(usage)
+app.command(rich_help_panel=LOOK)(workers)
 app.command(rich_help_panel=LOOK)(doctor)
 app.command(rich_help_panel=DECIDE)(approve)
 app.command(rich_help_panel=DECIDE)(answer)

@@ -436,8 +436,10 @@ async def examine(store: Store, deep: bool) -> Health:
         problem = f"its WAL could not be folded for {span(now - facts.unfolded_since)} and grows: {sizes}"
         advice = f"a connection reads an older state: `lsof {facts.location}` names the processes; end its transaction"
         health.needs.append(Advice("store", problem, advice))
-    if (need := growth(facts, [row.offers for row in await store.workers() if not dead[row.id]])) is not None:
+    living = [row for row in await store.workers() if not dead[row.id]]
+    if (need := growth(facts, [row.offers for row in living])) is not None:
         health.needs.append(need)
+    health.needs += [need for row in living if (need := left_on_threads(row)) is not None]
     alive = [w for w in workers if w["alive"]]
     for row in await store.open_sessions():
         await _examine_turn(store, row, dead, bool(alive), now, health)
@@ -458,6 +460,19 @@ def growth(facts: StoreFacts, offers: Iterable[Offers | None]) -> Advice | None:
     problem = f"it has {size(facts.bytes)} and {facts.nodes:,} nodes, and no worker forgets old sessions"
     advice = "give a worker `Runtime(retention=Retention(days=90))`, or run `perdure prune --older-than 90d` regularly"
     return Advice("store", problem, advice)
+
+
+def left_on_threads(row: WorkerRow) -> Advice | None:
+    """Return what to do about calls of a worker that were given up and still hold a thread."""
+    use = None if row.offers is None else row.offers.use
+    if use is None or not use.left:
+        return None
+    calls = plural(
+        len(use.left), "call was given up and still holds a thread", "calls were given up and still hold a thread"
+    )
+    problem = f"{calls} ({use.threads} of {use.most_threads} are in use): {', '.join(use.left[:NAMED])}"
+    advice = "a restart of the worker ends them; give the waits in their functions a time limit"
+    return Advice(f"worker {row.id}", problem, advice)
 
 
 async def _suspects(store: Store, dead: dict[str, bool]) -> dict[str, str]:

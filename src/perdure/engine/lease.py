@@ -25,7 +25,7 @@ from msgspec.structs import replace
 
 from perdure.errors import InvalidDefinition, StoreError, StoreUnavailable, quoted
 from perdure.lifecycle import suspects
-from perdure.model.session import Death, Deaths, Offers, WorkerRow
+from perdure.model.session import Death, Deaths, Offers, WorkerRow, WorkerUse
 from perdure.model.write import Beat, Outlived, Retire, TurnScope
 from perdure.ports.host import Clock
 from perdure.ports.store import Store
@@ -67,8 +67,16 @@ class LeaseTerms(Struct, frozen=True):
 class Worker:
     """This Runtime as others see it."""
 
-    def __init__(self, store: Store, worker_id: str, terms: LeaseTerms, clock: Clock, offers: Offers = NOTHING) -> None:
-        self._store, self._clock, self.terms = store, clock, terms
+    def __init__(
+        self,
+        store: Store,
+        worker_id: str,
+        terms: LeaseTerms,
+        clock: Clock,
+        offers: Offers = NOTHING,
+        use: Callable[[], WorkerUse | None] = lambda: None,
+    ) -> None:
+        self._store, self._clock, self.terms, self._offers, self._use = store, clock, terms, offers, use
         self.id = worker_id
         self._lease = store.lease(worker_id)
         self._row = WorkerRow(
@@ -121,7 +129,7 @@ class Worker:
     def renew(self) -> None:
         """Send one beat, from any thread."""
         at = self._clock.monotonic()
-        self._row = replace(self._row, beat=self._row.beat + 1, lived=self.lived)
+        self._row = self._next_row()
 
         def done(known: bool | None, error: BaseException | None) -> None:
             if error is not None:
@@ -140,9 +148,14 @@ class Worker:
     async def speak(self) -> None:
         """Send one beat and wait for it: whatever this process wrote before is decided then."""
         at = self._clock.monotonic()
-        self._row = replace(self._row, beat=self._row.beat + 1, lived=self.lived)
+        self._row = self._next_row()
         await self._store.write(Beat(self._row))
         self._renewed = at
+
+    def _next_row(self) -> WorkerRow:
+        """Return the row for the next beat, with the use of this worker as it is now."""
+        offers = replace(self._offers, use=self._use())
+        return replace(self._row, beat=self._row.beat + 1, lived=self.lived, offers=offers)
 
     async def confirm(self, scope: TurnScope) -> bool:
         """Make sure: speak up again, then see whether the scope is still ours."""

@@ -156,11 +156,23 @@ class Declared(Struct, frozen=True, gc=False, omit_defaults=True):
     max_attempts: int | None = None
 
 
+class WorkerUse(Struct, frozen=True, gc=False, omit_defaults=True):
+    """What a worker did at its last renewal: sessions whose turns it works on, and its places for processes and for
+    threads, in use and in all. `left` are calls that were given up and still hold a thread."""
+
+    turns: int = 0
+    processes: int = 0
+    most_processes: int = 0
+    threads: int = 0
+    most_threads: int = 0
+    left: tuple[str, ...] = ()
+
+
 class Offers(Struct, frozen=True, gc=False, omit_defaults=True):
     """What a worker takes up by itself: turns of these agents, processes of these definitions of durable functions, and
     forgetting what is too old. `socket` is where its live events are read (`observe/remote.py`), "" where nowhere.
     `input_filters` are the agents whose plugins filter what is said to them, `declared` what functions declare, by
-    definition, where that is something."""
+    definition, where that is something. `version` is that of its Perdure, and `use` is written at each renewal."""
 
     agents: tuple[str, ...] = ()
     functions: tuple[str, ...] = ()
@@ -168,6 +180,8 @@ class Offers(Struct, frozen=True, gc=False, omit_defaults=True):
     socket: str = ""
     input_filters: tuple[str, ...] = ()
     declared: dict[str, Declared] = {}
+    version: str = ""
+    use: WorkerUse | None = None
 
 
 class WorkerRow(Struct, frozen=True, gc=False):
