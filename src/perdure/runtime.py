@@ -58,6 +58,7 @@ from perdure.ports.host import Clock, Random
 from perdure.ports.provider import Prices
 from perdure.ports.services import TraceSink
 from perdure.ports.store import STORE_FOLDER, OnDisk, Store, WorkerSockets
+from perdure.ports.tool import LoadsParsers
 from perdure.processes.command import in_foreground, owner_of, prepared
 from perdure.processes.function.engine import FunctionEngine, Process, by_definition
 from perdure.processes.handle import CancelPolicy, ProcessCall, ProcessHandle, ProcessPolicy, Startable
@@ -248,6 +249,9 @@ class Runtime:
         self._command_engine, self._monitor_engine = command_engines(self._store, self._commands)
         if any(each.runs_code and each.executor is None for each in definitions.values()):
             definitions = await with_executors(definitions, self._store, self._command_engine)
+        providers = [each for definition in definitions.values() for each in definition.catalog.providers]
+        for loading in [each for each in providers if isinstance(each, LoadsParsers)]:
+            await asyncio.to_thread(loading.load_parsers)
         # Entered first and so left last: turns that are cut off still close their streams.
         connections = await opened.enter_async_context(contextlib.AsyncExitStack())
         for agent, definition in definitions.items():

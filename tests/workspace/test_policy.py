@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import random
 import re
+import subprocess
+import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -968,3 +971,33 @@ def test_every_label_has_a_row_in_the_table() -> None:
     named = {label for each in rows() for label in str(each.values[1]).strip("[]-").split(",")}
 
     assert named - {""} == set(LABELS)
+
+
+ENTERED = """
+import asyncio, sys, threading
+from perdure import Agent, Runtime, Workspace
+
+loaded = {}
+def seen(event, args):
+    if event == "import" and args[0].startswith("perdure.workspace."):
+        loaded.setdefault(args[0], threading.current_thread() is threading.main_thread())
+sys.addaudithook(seen)
+
+async def main():
+    tools = Workspace(".", unsandboxed=True).tools(commands=sys.argv[1] == "commands")
+    before = sorted(loaded)
+    async with Runtime("memory", agents=[Agent("scripted", tools=[tools])]):
+        print({name for name in loaded if name not in before}, {loaded[name] for name in loaded if name not in before})
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("kind", ["commands", "files"])
+def test_parsers_are_loaded_on_a_thread_when_a_runtime_is_entered(tmp_path: Path, kind: str) -> None:
+    command = [sys.executable, "-c", ENTERED, kind]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    names = [f"perdure.workspace.{name}" for name in ("invocations", "risks", "shell")]
+
+    assert all((name in ran.stdout) == (kind == "commands") for name in names), ran.stdout
+    assert ran.stdout.endswith("{False}\n" if kind == "commands" else "set() set()\n")

@@ -80,6 +80,15 @@ class EditsFiles(Protocol):
 
 
 @runtime_checkable
+class LoadsParsers(Protocol):
+    """Tools that import or compile something large before their first call."""
+
+    def load_parsers(self) -> None:
+        """Load it. A Runtime calls this on a thread when it is entered, so that no call blocks the event loop."""
+        ...
+
+
+@runtime_checkable
 class HidesSecrets(Protocol):
     """A set of tools whose arguments may hold secrets."""
 

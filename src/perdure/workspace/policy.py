@@ -193,7 +193,7 @@ class Policy(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True
 
     def judge(self, line: CommandLine) -> Verdict:
         """What the rules say to a line. Never raises: what is not understood is asked about."""
-        # Read with the first line that is judged: most programs run no commands.
+        # Read with the first line that is judged, or by `load_parsers`: most programs run no commands.
         from perdure.workspace.invocations import invocations, of_argv  # noqa: PLC0415
         from perdure.workspace.risks import findings, of_variable  # noqa: PLC0415
         from perdure.workspace.shell import MAX_LENGTH, ShellUnclear, parse  # noqa: PLC0415
@@ -257,6 +257,13 @@ class Policy(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True
 
 
 Policy.default = Policy()
+
+
+def load_parsers() -> None:
+    """Import the modules that read command lines: they compile hundreds of patterns."""
+    from perdure.workspace import invocations, risks, shell  # noqa: PLC0415  # as above
+
+    del invocations, risks, shell
 
 
 def _scene(line: CommandLine, found: Sequence[Invocation]) -> Scene:

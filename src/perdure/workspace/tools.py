@@ -49,6 +49,7 @@ from perdure.tools.define import Tool, tool
 from perdure.workspace import files
 from perdure.workspace.files import Content
 from perdure.workspace.paths import Location, Paths, telling
+from perdure.workspace.policy import load_parsers
 from perdure.workspace.reading import Unit, outline, shown_file
 from perdure.workspace.ripgrep import search_among
 from perdure.workspace.search import Query, search
@@ -222,6 +223,11 @@ class FileTools:
             claims.release(plan.path, call.call_id)
 
     # ------------------------------------------------------------------ undoing
+
+    def load_parsers(self) -> None:
+        """Load what judges command lines. Tools for files alone need none of it."""
+        if self._programs is not None:
+            load_parsers()
 
     def covers(self, path: str) -> bool:
         """Whether a path is one of this workspace."""
