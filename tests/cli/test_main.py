@@ -1,5 +1,7 @@
 """The command itself: help, the extra it needs, and what it leaves alone."""
 
+import inspect
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -7,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from perdure import __version__
+from perdure.cli import help
+from perdure.cli.app import app
 from tests.cli.shell import shell
 
 COMMANDS = ["demo", "run", "sessions", "show", "pending", "doctor", "fork", "delete"]
@@ -121,3 +125,52 @@ def test_errors_are_json_for_machines(store: Path) -> None:
 
 def test_it_tells_its_version() -> None:
     assert shell("--version") == (0, f"perdure {__version__}\n", "")
+
+
+def test_help_of_the_command_lists_what_the_commands_say_of_themselves() -> None:
+    told = dict[str, dict[str, str]]()
+    for each in app.registered_commands:
+        assert inspect.isfunction(each.callback)
+        assert each.callback.__doc__ is not None
+        name = each.name or each.callback.__name__.replace("_", "-")
+        first = " ".join(each.callback.__doc__.split("\n\n")[0].split())
+        told.setdefault(str(each.rich_help_panel), {})[name] = first
+    for group in app.registered_groups:
+        assert group.typer_instance is not None
+        told[str(group.rich_help_panel)][str(group.name)] = str(group.typer_instance.info.help)
+
+    assert told == help.COMMANDS
+    assert all(name in shell("--help", COLUMNS=200).stdout for name in ("--version", "--install-completion"))
+
+
+PERDURE = str(Path(sys.executable).with_name("perdure"))
+
+
+@pytest.mark.parametrize(("given", "code"), [(["--help"], 0), (["-h"], 0), ([], 2)])
+def test_help_imports_no_command(given: list[str], code: int) -> None:
+    program = "import sys; from perdure.cli import main; sys.argv[1:] = sys.argv[1:]; main()"
+    ended = subprocess.run(
+        [sys.executable, "-X", "importtime", "-c", program, *given], capture_output=True, text=True, check=False
+    )
+    imported = {line.rpartition("|")[2].strip() for line in ended.stderr.splitlines()}
+
+    assert ended.returncode == code
+    assert " delete-store " in ended.stdout
+    assert imported & {"typer", "rich", "sqlite3", "perdure.cli.app", "perdure.cli.host", "perdure.examples"} == set()
+
+
+@pytest.mark.parametrize("typed", ["perdure del", "perdure processes re"])
+def test_shell_completes_commands(typed: str) -> None:
+    words = typed.split()
+    env = {**os.environ, "_PERDURE_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(len(words) - 1)}
+    ended = subprocess.run([PERDURE], env=env, capture_output=True, text=True, check=False)
+
+    assert ended.stdout.split() == (["delete", "delete-store"] if len(words) == 2 else ["result", "resume", "redrive"])
+
+
+def test_completion_is_shown_for_a_shell(store: Path) -> None:
+    ended = subprocess.run(
+        ["bash", "-c", f"{PERDURE} --show-completion; true"], capture_output=True, text=True, check=False
+    )
+
+    assert "_PERDURE_COMPLETE=complete_bash" in ended.stdout

@@ -25,7 +25,6 @@ app = typer.Typer(
     "while other processes have the same store open.",
     rich_markup_mode="rich",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
