@@ -10,8 +10,8 @@ only the packages that Perdure needs. Two runs give the same number, and other l
 Instructions inside C code (msgspec, SQLite, Monty) are not counted.
 
 Numbers differ between versions of Python and of the packages, so the table names its environment. In another
-environment an older tree (`tests/golden/trees`) is counted too. The table has the figures of that tree in its own
-environment, and from the two follows what the present tree may cost here:
+environment an older tree (`tests/golden/trees`) is counted too. The table also has the figures of that tree, so the
+ratio of the present tree to it is known:
 
     expected here = present in the table × older tree here / older tree in the table
 
@@ -66,7 +66,7 @@ WRITE = "python -m benchmarks.opcodes --write"
 
 
 class OpcodesError(Exception):
-    """A figure cannot be had or compared. The message says what to do."""
+    """Counting or comparing failed. The message says what to do."""
 
 
 # Counting
@@ -89,8 +89,8 @@ class Counter(Protocol):
 class ChildCounter:
     """Counts each entry in a fresh process, which finds msgspec and, for a cell, Monty, but nothing else."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, timeout: float = TIMEOUT) -> None:
+        self._folder, self._timeout = folder, timeout
         self._core = _linked(folder / "core", {"msgspec": "msgspec"})
         self._imported: set[Path] = set()
 
@@ -116,11 +116,12 @@ class ChildCounter:
         command = [sys.executable, "-S", "-P", str(HERE / "opcode_child.py"), entry, package]
         try:
             ended = subprocess.run(
-                command, cwd=self._folder, env=environment, capture_output=True, text=True, timeout=TIMEOUT
+                command, cwd=self._folder, env=environment, capture_output=True, text=True, timeout=self._timeout
             )
         except subprocess.TimeoutExpired:
             raise OpcodesError(
-                f"{entry!r} did not end within {TIMEOUT} s: its time is virtual, so nothing in it may wait for a timer"
+                f"{entry!r} did not end within {self._timeout} s: "
+                "its time is virtual, so nothing in it may wait for a timer"
             ) from None
         if ended.returncode:
             raise OpcodesError(f"{entry!r} cannot be counted in {source}: {ended.stderr.strip()[-2000:]}")
@@ -169,7 +170,9 @@ def older_tree(trees: Path = TREES) -> Iterator[Path]:
             f"restore it from git"
         )
     with tempfile.TemporaryDirectory(prefix="perdure-opcodes-") as folder, tarfile.open(archive) as packed:
-        packed.extractall(folder, filter="data")
+        # Before CPython 3.11.4 there are no filters. The archive is known by its digest.
+        packed.extraction_filter = getattr(tarfile, "data_filter", lambda member, _: member)
+        packed.extractall(folder)
         yield Path(folder) / "src"
 
 
@@ -235,7 +238,7 @@ def _positive(figures: Mapping[str, float]) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One entry: what the table leads us to expect, what was counted, and the ratio of the two to the older tree."""
+    """One entry: the expected and the counted figure, and the ratio of the count to that of the older tree."""
 
     entry: str
     expected: float
@@ -351,7 +354,7 @@ def options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def run(arguments: Sequence[str] | None, counter: Counter) -> int:
-    """Do what the arguments say. Returns the exit status: 1 if an entry moved, 2 if it cannot be told."""
+    """Do what the arguments say. Returns the exit status: 1 if an entry moved, 2 if counting or comparing failed."""
     chosen = options(arguments)
     try:
         if chosen.by:

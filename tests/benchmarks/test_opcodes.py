@@ -18,7 +18,7 @@ FIGURES: Mapping[str, float] = dict.fromkeys(ENTRIES, BEFORE)
 
 
 class FixedCounter:
-    """Figures written by hand. Without `older`, nobody may ask for the older tree."""
+    """Figures written by hand. Fails if the older tree is counted but has no figures."""
 
     def __init__(self, present: Mapping[str, float], older: Mapping[str, float] | None = None) -> None:
         self._present, self._older = present, older
@@ -152,7 +152,7 @@ def test_functions_are_listed_by_their_cost(capsys: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.parametrize("wrong", [["--by", "many", "one"], ["--by", "25", "seven"]])
-def test_by_refuses_what_is_no_number_or_entry(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_by_refuses_a_wrong_number_or_entry(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         opcodes.run(wrong, FixedCounter(FIGURES))
     assert "a number and one of these entries: import, one, ten" in capsys.readouterr().err
@@ -184,7 +184,7 @@ def test_a_table_that_cannot_be_read_is_refused(tmp_path: Path, text: str) -> No
 
 @pytest.mark.parametrize("part", ["present", "82f0b67"])
 @pytest.mark.parametrize(("removed", "added"), [("cell", None), (None, "eleven")])
-def test_entries_that_the_table_lacks_or_has_too_many_are_named(
+def test_missing_and_unknown_entries_of_the_table_are_named(
     tmp_path: Path, part: str, removed: str | None, added: str | None
 ) -> None:
     table = table_at(tmp_path / "table.json")
@@ -237,9 +237,14 @@ def test_a_tree_that_keeps_no_byte_code_is_refused(tmp_path: Path) -> None:
         ChildCounter(tmp_path).count(source, "import")
 
 
-def test_a_folder_with_two_packages_is_no_tree(tmp_path: Path) -> None:
+def test_a_folder_with_two_packages_is_refused(tmp_path: Path) -> None:
     package(tmp_path / "src", "")
     (tmp_path / "src" / "more").mkdir()
     (tmp_path / "src" / "more" / "__init__.py").touch()
     with pytest.raises(OpcodesError, match=r"expected one package in .*, found 2"):
         opcodes.package_of(tmp_path / "src")
+
+
+def test_an_entry_that_does_not_end_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(OpcodesError, match=r"'one' did not end within 0 s: .* nothing in it may wait for a timer"):
+        ChildCounter(tmp_path, timeout=0).count(ROOT / "src", "one")
