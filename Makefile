@@ -89,8 +89,9 @@ format: $(DEV) ## Format the code and apply the safe fixes
 # removed, and test-again finds nothing to run.
 run_lane = rm -f $(FAILED); $(PYTEST) -n $(JOBS) --lane=$(1) --durations=15 || { [ $$? -eq 1 ] || rm -f $(FAILED); exit 1; }
 
-quick: check ## For the inner loop, in memory and with one kill mode. PKG=sessions,turn: what is nearest to them
-	@$(if $(PKG),paths=$$($(BIN)/python tests/nearest.py "$(PKG)") || exit 1;) $(PYTEST) -n $(JOBS) --lane=quick $(if $(PKG),$$paths)
+quick: $(DEV) ## For the inner loop, in memory and with one kill mode. PKG=sessions,turn: what is nearest to them
+	@$(if $(PKG),paths=$$($(BIN)/python tests/nearest.py "$(PKG)") || exit 1;) $(MAKE) --no-print-directory check && \
+	  $(PYTEST) -n $(JOBS) --lane=quick $(if $(PKG),$$paths)
 
 test: check ## Every behaviour once, on every store that needs nothing but Python: quick checks, then tests
 	@$(call run_lane,test)
