@@ -164,18 +164,21 @@ def _case(test: str, item: pytest.Item, dependent: set[str]) -> Case:
         elif name in ("place", "store") and isinstance(value, str):
             store = value
         elif name not in dependent:
-            position.append(_key(item, name, value))
+            position.append(_key(value))
     gate, kill, slow = (item.get_closest_marker(marker) is not None for marker in ("gate", "kill", "slow"))
     return Case(test, tuple(position), mode, store, gate or item.path.parent.name in LONG, kill, slow)
 
 
-def _key(item: pytest.Item, name: str, value: object) -> object:
-    """Return what a value is told apart by: itself if it is a name, else its place in the list of parameters."""
+def _key(value: object) -> object:
+    """Return what a value is told apart by: its name if it has one, else the object, which all its cases share.
+
+    Pytest numbers parameters by case, so their indices cannot say that two cases have the same one.
+    """
     if isinstance(value, str):
         return value
     if callable(value):
         return getattr(value, "__qualname__", str(value))
-    return _callspec(item).indices[name]
+    return id(value)
 
 
 # ---------------------------------------------------------------------- what each lane runs

@@ -120,15 +120,36 @@ def collected(*arguments: str) -> list[str]:
 CUBES = ("tests/crash/test_matrix.py", "tests/crash/test_wakes.py", "tests/observe/test_feed.py")
 
 
-@pytest.mark.parametrize(
-    "paths", [pytest.param(CUBES, id="cubes"), pytest.param((), id="whole tree", marks=[pytest.mark.gate])]
-)
 @pytest.mark.slow
-def test_the_two_lanes_together_are_everything_and_no_case_is_in_both(paths: tuple[str, ...]) -> None:
-    everything, test, gate = collected(*paths), collected("--lane=test", *paths), collected("--lane=gate", *paths)
+def test_the_two_lanes_together_are_everything_and_no_case_is_in_both() -> None:
+    everything, test, gate = collected(*CUBES), collected("--lane=test", *CUBES), collected("--lane=gate", *CUBES)
 
     assert Counter(test) + Counter(gate) == Counter(everything)
     assert set(test).isdisjoint(gate)
+
+
+SPLIT = """
+import sys, pytest
+from tests.lanes import selected
+
+class Splits:
+    def pytest_collection_finish(self, session):
+        test, gate = selected("test", session.items), selected("gate", session.items)
+        assert len(test) + len(gate) == len(session.items) == len({*test, *gate}), "a case is lost, or in both lanes"
+        print("split:", len(test), len(gate))
+
+sys.exit(pytest.main(["-q", "-q", "--collect-only", "-p", "no:cacheprovider"], plugins=[Splits()]))
+"""
+
+
+@pytest.mark.gate
+@pytest.mark.slow
+def test_every_case_of_the_tree_is_in_one_lane() -> None:
+    ran = subprocess.run([sys.executable, "-c", SPLIT], cwd=ROOT, capture_output=True, text=True, check=False)
+
+    assert ran.returncode == 0, ran.stdout[-2_000:]
+    test, gate = map(int, re.findall(r"split: (\d+) (\d+)", ran.stdout)[0])
+    assert 1_000 < gate < test
 
 
 @pytest.mark.slow

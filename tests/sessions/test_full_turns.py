@@ -107,7 +107,6 @@ def ended(calls: int, of: int) -> list[bytes]:
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "calls", [MAX_ORDINAL - 1, MAX_ORDINAL - 2, MAX_ORDINAL - 100], ids=["full", "one left", "some"]
 )
