@@ -14,7 +14,7 @@ import msgspec
 from perdure.errors import InvalidHandle
 from perdure.model.llm import ModelRecord, Usage
 from perdure.model.message import Message, Part
-from perdure.model.outcome import Finished, Outcome, PendingCall, Waiting, text_of
+from perdure.model.outcome import Finished, Outcome, PendingCall, Waiting
 from perdure.model.process import ProcessEvent, ProcessRow
 from perdure.model.tool import Cancelled, Denied, Failed, Ok, OutcomeUnknown, ToolOutcome, ToolRecord
 
@@ -119,7 +119,7 @@ def result_json(result: TurnFacts) -> dict[str, Any]:
         "turn_id": result.turn_id,
         "session_id": result.session_id,
         "outcome": outcome_json(outcome),
-        "text": text_of(outcome),
+        "text": outcome.text if isinstance(outcome, Finished) else "",
         "output": output,
         "usage": usage_json(result.usage),
         "tool_calls": [call_json(c) for c in result.tool_calls if c.call_id not in waiting],

@@ -152,6 +152,13 @@ def test_the_exit_code_tells_the_outcome(agent: str, prompt: str, code: int, wor
     assert words in ended.stderr
 
 
+def test_partial_text_of_a_turn_is_in_its_outcome_and_not_shown_as_its_answer(store: Path) -> None:
+    turn = shell_json("run", "sample_agents:short", "x", "-s", "chat", store=store)
+
+    assert (turn["text"], turn["output"]) == ("", None)
+    assert turn["outcome"] == {"kind": "incomplete", "reason": "length", "text": "half a"}
+
+
 def test_a_turn_behind_one_that_waits_is_shown_as_queued(store: Path) -> None:
     shell("run", "sample_agents:helper", "pay", "-s", "chat", store=store)
 
