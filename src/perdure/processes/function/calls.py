@@ -509,6 +509,12 @@ class StepRun:
         calls, branch, step = self._calls, self._branch, self._step
         name = settlement_name(calls.unique(step.key), begun.attempt, step.name)
         on = WaitOn(step.key, "signal", name, since=self._clock.now())
+        call_id = f"{calls.process_id}.{calls.unique(step.key)}"
+        log.warning(
+            "step %s of process %s was interrupted, and waits until a person has said what became of it: "
+            "handle.settle(%r, …), or perdure settle %s",
+            step.name, calls.process_id, call_id, call_id,
+        )  # fmt: skip
         while True:
             found = None if branch.pending else calls.scheduler.waits.take_signal(name)
             if found is None and not branch.pending:
