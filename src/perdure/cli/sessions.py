@@ -771,12 +771,13 @@ def settle(
     """Say what became of a call, or of a step of a durable function, that a crash left unknown."""
 
     word = f"settled as {verdict.value}"
-    known = None if value is None else _json_value(value)
-
-    async def say(session: Session[Any]) -> None:
-        await session.settle(call, verdict.value, value=known, reason=reason, by=answered_by(by))
 
     async def work() -> int:
+        known = None if value is None else _json_value(value)
+
+        async def say(session: Session[Any]) -> None:
+            await session.settle(call, verdict.value, value=known, reason=reason, by=answered_by(by))
+
         async with deciding(store) as runtime:
             row = await settle_step(runtime, call, verdict.value, value=known, reason=reason, by=answered_by(by))
             live_worker = row is not None and await has_live_worker(runtime, row.owner)
