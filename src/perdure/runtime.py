@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Never, NoReturn, TypeVar, Unpack, overloa
 
 from msgspec.structs import replace
 
-from perdure.engine.admission import MOST_THREADS, THREADS
+from perdure.engine.admission import MOST_THREADS, MOST_TURNS, THREADS, TurnPlaces
 from perdure.engine.deps import function_of_caller
 from perdure.engine.host import SystemClock, SystemRandom
 from perdure.engine.lease import LeaseTerms, Pulse, Worker
@@ -140,6 +140,7 @@ class Runtime:
         deps: Any = None,
         concurrency: int = CONCURRENCY,
         threads: int = MOST_THREADS,
+        turns: int = MOST_TURNS,
         model_calls: int = MODEL_CALLS,
         cache_bytes: int = CACHE_BYTES,
         cancel_policy: CancelPolicy | None = None,
@@ -180,6 +181,7 @@ class Runtime:
         self._park_after = validate.seconds(park_after, "park_after", InvalidDefinition)
         self._concurrency = validate.count(concurrency, "concurrency", 1, InvalidDefinition)
         self._threads = validate.count(threads, "threads", 1, InvalidDefinition)
+        self._most_turns = validate.count(turns, "turns", 1, InvalidDefinition)
         self._model_calls = validate.count(model_calls, "model_calls", 1, InvalidDefinition)
         self._cache_bytes = validate.count(cache_bytes, "cache_bytes", 0, InvalidDefinition)
         self._models = {} if models is None else checked_models(models)
@@ -331,7 +333,8 @@ class Runtime:
         )  # fmt: skip
         archive = Archive(store, definitions)
         cache: SessionCache[SessionTask] = SessionCache(archive, self._cache_bytes)
-        outcomes = TurnOutcomes(store, worker, definitions, cache, archive, dispatcher.deadlocks, activity)
+        places = TurnPlaces(self._most_turns, lambda session_id: turns.claim_waiting(session_id))
+        outcomes = TurnOutcomes(store, worker, definitions, cache, archive, dispatcher.deadlocks, activity, places)
         blocked = set[str]()  # sessions with wakes that wait for a commit
         ports = TurnPorts(
             services=calls.services,
@@ -348,7 +351,7 @@ class Runtime:
         )
         turns = Turns(
             worker, mode, activity, feed, supervisor, dispatcher, definitions, models, limits, cache, archive, outcomes,
-            ports, self._trace, spend_limits, self._prices,
+            ports, self._trace, spend_limits, self._prices, places,
         )  # fmt: skip
         passive = not self._agents and not self._functions
         events = ProcessEvents(
@@ -552,7 +555,8 @@ class Runtime:
             return None
         places, admission = self._dispatcher.thread_places, self._dispatcher.admission
         return WorkerUse(
-            turns=len(parts.cache.tasks),
+            turns=parts.turns.places.used,
+            most_turns=self._most_turns,
             processes=admission.in_use(PLACE),
             most_processes=self._concurrency,
             threads=admission.in_use(THREADS),

@@ -72,7 +72,7 @@ async def test_turns_and_processes_at_work_are_counted(store: Path) -> None:
 
         async def counted() -> bool:
             [row] = await runtime.store.workers()
-            return row.offers is not None and row.offers.use == WorkerUse(0, 1, 64, 0, 64)
+            return row.offers is not None and row.offers.use == WorkerUse(0, 1000, 1, 64, 0, 64)
 
         await until(counted)
         runtime._dispatcher.admission.release(runtime._work.place_needs)

@@ -42,7 +42,7 @@ def _as_json(row: WorkerRow, dead: bool) -> dict[str, Any]:
         "pid": row.pid,
         "version": offers.version or None,
         "since": row.started,
-        "turns": use.turns,
+        "turns": {"in_use": use.turns, "places": use.most_turns},
         "processes": {"in_use": use.processes, "places": use.most_processes},
         "threads": {"in_use": use.threads, "places": use.most_threads},
         "left": list(use.left),
@@ -79,4 +79,8 @@ def _in_use(row: WorkerRow) -> list[str]:
     use = None if row.offers is None else row.offers.use
     if use is None:
         return [UNKNOWN] * 3
-    return [str(use.turns), f"{use.processes}/{use.most_processes}", f"{use.threads}/{use.most_threads}"]
+    return [
+        f"{use.turns}/{use.most_turns}",
+        f"{use.processes}/{use.most_processes}",
+        f"{use.threads}/{use.most_threads}",
+    ]

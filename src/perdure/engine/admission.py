@@ -31,6 +31,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
 
@@ -158,6 +159,7 @@ class Admission:
 THREADS = "threads"
 """What a place on a thread is called in `Admission`."""
 MOST_THREADS = 64
+MOST_TURNS = 1000
 
 
 class ThreadPlaces:
@@ -230,3 +232,83 @@ class ThreadPlace:
     def leave(self) -> None:
         """The caller is done with the call. If the thread goes on, the call keeps its place."""
         self.given_up = not self._over
+
+
+class TurnPlaces:
+    """The places for turns that one Runtime works on. Lives on the event loop.
+
+    `waiting` are sessions whose open turn has no place, first come first served: it is on disk and has no owner.
+    `claiming` are sessions that have a place and are being claimed. `claim` is called with each such session.
+    """
+
+    def __init__(self, most: int, claim: Callable[[str], None]) -> None:
+        self.most, self.used = most, 0
+        self.waiting: dict[str, None] = {}
+        self.claiming: set[str] = set()
+        self._claim = claim
+
+    def try_take(self) -> bool:
+        if self.used >= self.most:
+            return False
+        self.used += 1
+        return True
+
+    def take_beyond(self) -> None:
+        """Take a place at once, for work that must go on or is about to end."""
+        self.used += 1
+
+    def release(self) -> None:
+        """Give a place back, and let the next waiting session have it."""
+        self.used -= 1
+        self._fill()
+
+    def wait(self, session_id: str) -> None:
+        """Put a session in line. Nothing of its turn stays in memory."""
+        if session_id not in self.claiming:
+            self.waiting[session_id] = None
+            self._fill()
+
+    def expects(self, session_id: str) -> bool:
+        """True if the turn of the session begins here as soon as there is a place."""
+        return session_id in self.waiting or session_id in self.claiming
+
+    def begin(self) -> TurnPlace:
+        """Return a place that was taken, for the turn that is about to run."""
+        return TurnPlace(self)
+
+    def _fill(self) -> None:
+        while self.waiting and self.try_take():
+            session_id = next(iter(self.waiting))
+            del self.waiting[session_id]
+            self.claiming.add(session_id)
+            self._claim(session_id)
+
+
+class TurnPlace:
+    """The place of one running turn. It is lent while the turn waits for a turn or a process."""
+
+    __slots__ = ("_over", "_places", "_waits")
+
+    def __init__(self, places: TurnPlaces) -> None:
+        self._places, self._over, self._waits = places, False, 0
+
+    def lend(self) -> None:
+        """Let another turn have the place. Once for each wait."""
+        if not self._over:
+            self._waits += 1
+            if self._waits == 1:
+                self._places.release()
+
+    def take_back(self) -> None:
+        """Hold the place again at once, even if another turn still has it."""
+        if not self._over:
+            self._waits -= 1
+            if not self._waits:
+                self._places.take_beyond()
+
+    def end(self) -> None:
+        """The turn has ended, is parked or was given back."""
+        if not self._over:
+            self._over = True
+            if not self._waits:
+                self._places.release()

@@ -28,7 +28,7 @@ from typing import Generic, TypeAlias, TypeVar
 
 from msgspec import Struct
 
-from perdure.engine.admission import ThreadPlace
+from perdure.engine.admission import ThreadPlace, TurnPlace
 from perdure.errors import WaitsForItself
 from perdure.model.ids import turn_id
 from perdure.model.message import NO_METADATA, Metadata
@@ -62,6 +62,19 @@ class CurrentWork(Struct, gc=False):
 
 _work: ContextVar[CurrentWork | None] = ContextVar("perdure_work", default=None)
 _thread: ContextVar[ThreadPlace | None] = ContextVar("perdure_thread", default=None)
+
+
+_turn: ContextVar[TurnPlace | None] = ContextVar("perdure_turn", default=None)
+
+
+@contextlib.contextmanager
+def in_turn_of(place: TurnPlace | None) -> Generator[None, None, None]:
+    """Run a turn inside of this, or a process, which has none: while work of the turn waits, its place is lent."""
+    token = _turn.set(place)
+    try:
+        yield
+    finally:
+        _turn.reset(token)
 
 
 @contextlib.contextmanager
@@ -183,7 +196,7 @@ class Waiters(Generic[P, V]):
     and what may happen to it. It lives on the event loop.
 
     `_needed` are those futures that work of this Runtime waits for, not its host: they go on while it drains. `_lent`
-    are the places on threads that are lent while their calls wait.
+    are places on threads and places of turns that are lent meanwhile.
     """
 
     __slots__ = ("_futures", "_lent", "_needed")
@@ -191,7 +204,7 @@ class Waiters(Generic[P, V]):
     def __init__(self) -> None:
         self._futures: dict[str, dict[P, list[asyncio.Future[V]]]] = {}
         self._needed: dict[asyncio.Future[V], tuple[str, P]] = {}
-        self._lent: dict[asyncio.Future[V], ThreadPlace] = {}
+        self._lent: dict[asyncio.Future[V], list[ThreadPlace | TurnPlace]] = {}
 
     def expect(self, name: str, part: P) -> asyncio.Future[V]:
         """A future for what happens. Give it back with `withdraw`, whatever came of it."""
@@ -200,14 +213,15 @@ class Waiters(Generic[P, V]):
         if _work.get() is not None:
             self._needed[future] = name, part
             future.add_done_callback(self._not_needed)
-            if (place := _thread.get()) is not None:
-                place.lend()
-                self._lent[future] = place
+            if places := [place for place in (_thread.get(), _turn.get()) if place is not None]:
+                for place in places:
+                    place.lend()
+                self._lent[future] = places
         return future
 
     def _not_needed(self, future: asyncio.Future[V]) -> None:
         self._needed.pop(future, None)
-        if (place := self._lent.pop(future, None)) is not None:
+        for place in self._lent.pop(future, ()):
             place.take_back()
 
     def withdraw(self, name: str, part: P, future: asyncio.Future[V]) -> None:

@@ -157,10 +157,13 @@ class Declared(Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class WorkerUse(Struct, frozen=True, gc=False, omit_defaults=True):
-    """What a worker did at its last renewal: sessions whose turns it works on, and its places for processes and for
-    threads, in use and in all. `left` are calls that were given up and still hold a thread."""
+    """The places of a worker at its last renewal: for turns, processes and threads, in use and in all.
+
+    `left` are calls that were given up and still hold a thread.
+    """
 
     turns: int = 0
+    most_turns: int = 0
     processes: int = 0
     most_processes: int = 0
     threads: int = 0

@@ -76,7 +76,7 @@ class Inbox:
         content = _content(kind, raw, metadata)
         return FilteredInput(message, await self.filters.digest(content), _digest(content))
 
-    async def accept(  # noqa: C901, PLR0913  # what an input is, each by its place
+    async def accept(  # noqa: C901, PLR0913, PLR0915  # what an input is, each by its place
         self,
         session_id: str,
         agent: str,
@@ -107,55 +107,68 @@ class Inbox:
         digest = b""
         if checked is not None:
             digest = said.digest if isinstance(said, FilteredInput) else _digest(_content(kind, message, metadata))
-        worker = self._turns.worker_for(agent)
+        able, places = self._turns.worker_for(agent), self._turns.places
+        placed = able is not None and places.try_take()
+        worker = able if placed else None
         refers = (*blobs, *files)
-        spending = None
-        if self._turns.spend_limits is not None and worker is not None and choice is None:
-            spending = self._turns.first_spending(session_id, agent, op, len(whole), metadata or {})
-        accept = Accept(
-            session_id,
-            agent,
-            body,
-            op,
-            now,
-            kind,
-            checked,
-            digest,
-            worker,
-            refers,
-            None,
-            of_session,
-            filtered,
-            spending,
-        )
-        write = functools.partial(self._turns.runner.write, session_id, accept)
-
-        async def put_again() -> None:
-            await save_files(self._store.blobs, given_message)
-            await spill(self._store, whole)
-
         try:
-            accepted = await (write_referring(write, put_again) if accept.blobs else write())
-        except BlobMissing as missing:
-            if missing.digest not in _given_by_digest(given_message):
-                raise
-            raise InvalidInput(f"this store has no bytes for a file of the input: {missing}") from None
-        except KeyConflict:
-            if not isinstance(said, FilteredInput):
-                raise
-            # It may have been accepted before its agent had filters. The key is known: this can write nothing.
-            accepted = await self._turns.runner.write(session_id, replace(accept, digest=said.before))
+            spending = None
+            if self._turns.spend_limits is not None and worker is not None and choice is None:
+                spending = self._turns.first_spending(session_id, agent, op, len(whole), metadata or {})
+            accept = Accept(
+                session_id,
+                agent,
+                body,
+                op,
+                now,
+                kind,
+                checked,
+                digest,
+                worker,
+                refers,
+                None,
+                of_session,
+                filtered,
+                spending,
+            )
+            write = functools.partial(self._turns.runner.write, session_id, accept)
+
+            async def put_again() -> None:
+                await save_files(self._store.blobs, given_message)
+                await spill(self._store, whole)
+
+            try:
+                accepted = await (write_referring(write, put_again) if accept.blobs else write())
+            except BlobMissing as missing:
+                if missing.digest not in _given_by_digest(given_message):
+                    raise
+                raise InvalidInput(f"this store has no bytes for a file of the input: {missing}") from None
+            except KeyConflict:
+                if not isinstance(said, FilteredInput):
+                    raise
+                # It may have been accepted before its agent had filters. The key is known: this can write nothing.
+                accepted = await self._turns.runner.write(session_id, replace(accept, digest=said.before))
+        except BaseException:  # also a cancellation: a place that is not released is lost to all
+            if placed:
+                places.release()
+            raise
+        opened = not accepted.known and accepted.opened and worker is not None
+        if placed and not opened:
+            places.release()
         if accepted.known:
             return accepted
-        if accepted.opened and worker is not None:
+        if opened:
             reserved = None
             if spending is not None and spending.ask is not None and accepted.granted is not None:
                 reserved = Reserved(spending.ask, accepted.granted.output) if accepted.granted.output else None
-            self._turns.launch(accepted.row, record, reserved)
+            self._turns.launch(accepted.row, record, reserved, placed=True)
         elif kind != "queue":
             self._turns.note_inputs(session_id)
             if accepted.row.owner is not None:
                 self._turns.go_on(accepted.row)  # it was parked until a process ends, and this opened it
+        row = accepted.row
+        if able is not None and not placed and row.turn is not None and row.state == "open" and row.owner is None:
+            places.wait(session_id)
         return accepted
 
 

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Any
 
+from perdure.engine.admission import TurnPlaces
 from perdure.engine.lease import Worker
 from perdure.engine.runner import Activity
 from perdure.engine.waiters import Deadlocks, Waiters, in_hand
@@ -35,7 +36,9 @@ class TurnOutcomes:
         archive: Archive,
         deadlocks: Deadlocks,
         activity: Activity,
+        places: TurnPlaces,
     ) -> None:
+        self._places = places
         self._store, self._worker, self._definitions = store, worker, definitions
         self._cache, self._archive, self._deadlocks, self._activity = cache, archive, deadlocks, activity
         self.waiters: Waiters[int, TurnResult[Any]] = Waiters()
@@ -159,6 +162,8 @@ class TurnOutcomes:
             return await self._archive.queued(row, turn, Queued(ahead, calls, why))
         if row.state == "open" and (held := self._store.held()) is not None:
             return await self._archive.queued(row, turn, Queued(None, (), held))
+        if self._places.expects(session_id):
+            return None
         if row.state != "open" or (row.agent in self._definitions and in_hand()):
             return None  # what running work waits for is begun here, also while this Runtime drains
         if await self._worker.is_offered(row.agent) or (row.owner is not None and self._worker.is_alive(row.owner)):

@@ -23,6 +23,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from perdure.engine.admission import TurnPlaces
 from perdure.engine.control import TurnAborted, TurnCancelled
 from perdure.engine.deps import RunDeps, instructions_of
 from perdure.engine.driver import Handler, Parked, Run, decode_cancel, drive
@@ -32,7 +33,7 @@ from perdure.engine.limits import Reserved, SpendLimits, TurnSpending
 from perdure.engine.model_call import ModelCaller
 from perdure.engine.rate_limits import RateLimits
 from perdure.engine.runner import Activity, RuntimeMode, ScopeRunner, Supervisor
-from perdure.engine.waiters import CurrentWork, Deadlocks, current_metadata, set_origin
+from perdure.engine.waiters import CurrentWork, Deadlocks, current_metadata, in_turn_of, set_origin
 from perdure.errors import (
     Fenced,
     NotPrepared,
@@ -168,8 +169,10 @@ class Turns:
         ports: TurnPorts,
         traces: TraceSink | None,
         spend_limits: SpendLimits | None,
-        prices: Prices | None = None,
+        prices: Prices | None,
+        places: TurnPlaces,
     ) -> None:
+        self.places = places
         self._worker, self.mode, self._activity, self._feed = worker, mode, activity, feed
         self._supervisor, self._dispatcher, self._definitions = supervisor, dispatcher, definitions
         self.models, self.cache, self._archive, self.outcomes = models, cache, archive, outcomes
@@ -225,9 +228,15 @@ class Turns:
 
     # ------------------------------------------------------------------ working
 
-    def launch(self, row: SessionRow, opening: Said | None = None, reserved: Reserved | None = None) -> None:
+    def launch(
+        self,
+        row: SessionRow,
+        opening: Said | None = None,
+        reserved: Reserved | None = None,
+        placed: bool = False,
+    ) -> None:
         """Work on the open turn of a session we own. `opening` spares reading an input that was just accepted;
-        `reserved` is what was reserved with it."""
+        `reserved` is what was reserved with it. `placed`: a place was taken for it."""
         if opening is None:
             self._ports.resumed()
             self.parked.drop(row.id)
@@ -241,7 +250,10 @@ class Turns:
         if before is not None:
             # The turn before is committed, and its task does not know that yet or has still to call plugins.
             before.following = row
+            if placed:
+                self.places.release()
             return
+        task.placed = placed
         _ = self._supervisor.spawn(self.runner.run(task), task.name)
 
     def first_spending(
@@ -321,9 +333,42 @@ class Turns:
         return set() if run is None else {*taken(run.records), *[d.input for d in run.machine.state.delivered]}
 
     async def claim(self, row: SessionRow) -> bool:
-        """Take over an open turn and work on it."""
-        if row.agent not in self._definitions or not self.may_begin(row) or self.store.held() is not None:
+        """Take over an open turn and work on it, if there is a place for it; otherwise it waits for one."""
+        if not self._may_claim(row):
             return False
+        if row.cancel is not None:
+            self.places.take_beyond()  # it is about to end
+        elif not self.places.try_take():
+            self.places.wait(row.id)
+            return False
+        won = False
+        try:
+            won = await self._claim(row)
+        finally:
+            if not won:
+                self.places.release()
+        return won
+
+    def claim_waiting(self, session_id: str) -> None:
+        """Claim the turn of a session for which a place was taken, in a task of its own."""
+        _ = self._supervisor.spawn(self._claim_waiting(session_id), f"claim {session_id}")
+
+    async def _claim_waiting(self, session_id: str) -> None:
+        won = False
+        try:
+            row = await self.store.session(session_id)
+            if row is not None and row.state == "open" and row.owner is None and row.turn is not None:
+                won = self._may_claim(row) and await self._claim(row)
+        finally:
+            self.places.claiming.discard(session_id)
+            if not won:
+                self.places.release()
+
+    def _may_claim(self, row: SessionRow) -> bool:
+        return row.agent in self._definitions and self.may_begin(row) and self.store.held() is None
+
+    async def _claim(self, row: SessionRow) -> bool:
+        """True if the turn is ours now. Then the place that was taken for it is its own."""
         worker, now = self._worker, self.clock.now()
         death, lived = worker.death_of(row.owner), worker.lived
         claimed = await self.store.write(Claim(SessionRef(row.id), worker.id, row.generation, now, None, death, lived))
@@ -335,8 +380,10 @@ class Turns:
         if claimed.row.takeovers:
             worker.claimed(row.sid, claimed.suspect)
         log.info("took over turn %s.%s from %s, generation %d", row.id, row.turn, row.owner, claimed.row.generation)
-        if row.id not in self.cache.tasks:
-            self.launch(claimed.row)
+        if row.id in self.cache.tasks:
+            self.places.release()
+        else:
+            self.launch(claimed.row, placed=True)
         return True
 
     def may_begin(self, row: SessionRow) -> bool:
@@ -667,7 +714,7 @@ class SessionTask:
     accepted just now. `following` is the row of a turn that was opened behind it, or claimed anew. `cancel` and
     `inputs` are a cancel request and an input that came while the turn was being loaded. `deps` are the live objects of
     the running turn, where a function makes them. `reserved` is what was reserved for the first call of a turn when it
-    was accepted.
+    was accepted. `placed`: a place was taken for the next turn. `crowded_out`: there was none, so it waits on disk.
     """
 
     name: str
@@ -684,6 +731,8 @@ class SessionTask:
     inputs: bool = False
     deps: RunDeps | None = None
     reserved: tuple[int, int, Reserved] | None = None
+    placed: bool = False
+    crowded_out: bool = False
 
     async def work(self) -> None:
         turns = self._turns
@@ -691,19 +740,34 @@ class SessionTask:
             scope = self._scope = TurnScope(row.id, row.sid, row.turn, self._worker, row.generation)
             if turns.mode.draining and not turns.may_begin(row):
                 raise Leaving
+            if not self._take_place(row):
+                self.crowded_out = True
+                raise Leaving
             self.turn = row.turn
+            place = turns.places.begin()
             work = CurrentWork(self._worker, (row.id, row.turn)).begin()
             try:
-                after = await turns.turn(self, row, scope)
+                with in_turn_of(place):
+                    after = await turns.turn(self, row, scope)
             except BaseException as error:  # the host's objects are left however the run ends
                 if self.deps is not None:
                     await self.leave_deps(error)
                 raise
             finally:
                 work.end()
+                place.end()
             if after is None:
                 return
             self._row, self.opening = after, None
+
+    def _take_place(self, row: SessionRow) -> bool:
+        if self.placed:
+            self.placed = False
+        elif row.cancel is not None or self.cancel is not None:
+            self._turns.places.take_beyond()  # the turn is about to end
+        else:
+            return self._turns.places.try_take()
+        return True
 
     def reserved_for(self, turn: int | None, generation: int) -> Reserved | None:
         """What was reserved for the first call of a turn with its acceptance, while it is claimed as it was then."""
@@ -743,6 +807,9 @@ class SessionTask:
     def stopped(self, error: Exception | None) -> None:
         """The last turn has ended, is parked, or is not ours any more."""
         row, turns, following = self._row, self._turns, self.following
+        if self.placed:
+            self.placed = False
+            turns.places.release()
         if error is not None and not isinstance(error, Leaving):
             self.session.drop_view()
         if isinstance(error, SessionDeleted | StoreUnavailable):
@@ -754,5 +821,7 @@ class SessionTask:
         elif row.id in turns.outcomes.waiters and turns.outcomes.awaited_by_hosts(row.id):
             turns.answer_queued(row.id)
         turns.cache.rest(row.id)
+        if self.crowded_out and not turns.mode.leaving:
+            turns.places.wait(row.id)
         if row.id in turns.parked.processes and not turns.mode.leaving:
             turns.claim_soon(row.id)  # what it waits for may have ended before that was known here

@@ -152,6 +152,8 @@ async def could_work(parts: SessionParts, work: ProcessWorker, wakes: Wakes, rec
     owners = {row.owner for row in turns} | {row.owner for row in processes}
     if parts.worker.id in owners:
         return True
+    if parts.turns.places.waiting or parts.turns.places.claiming:
+        return True
     if not recovers:
         return False  # what others have or left behind is never taken up here
     if owners and (None in owners or await parts.worker.any_gone(owners)):
