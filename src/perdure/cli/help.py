@@ -24,6 +24,7 @@ COMMANDS: dict[str, dict[str, str]] = {
         "steer": (
             "Say something to the running turn of a session: it arrives at its next boundary. With none, it opens one."
         ),
+        "worker": "Work on a store until SIGTERM or SIGINT, then drain and exit with status 0.",
         "mcp": "Serve agents to MCP clients: as tools, with their sessions as resources.",
     },
     "Look": {

@@ -477,12 +477,13 @@ class RateLimits:
 
     def answered(self, ticket: Ticket, usage: Usage | None) -> None:
         """The call has ended with an answer. What a cache answered does not count."""
-        first = ticket.lane.limits[0]
-        if not first.restricted and len(ticket.lane.limits) == 1:
+        lane = ticket.lane
+        first, flight = lane.limits[0], lane.flight
+        if not first.restricted and len(lane.limits) == 1:
             ticket.left = True
             first.active.discard(ticket)
-            if ticket.in_flight and ticket.lane.flight is not None:
-                ticket.lane.flight.leave(ticket)
+            if flight is not None:
+                flight.leave(ticket)
             return
         first.accepted(ticket)
         counts = [getattr(usage, name, None) for name in ("input", "output", "cache_write")]

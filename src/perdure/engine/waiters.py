@@ -67,14 +67,12 @@ _thread: ContextVar[ThreadPlace | None] = ContextVar("perdure_thread", default=N
 _turn: ContextVar[TurnPlace | None] = ContextVar("perdure_turn", default=None)
 
 
-@contextlib.contextmanager
-def in_turn_of(place: TurnPlace | None) -> Generator[None, None, None]:
-    """Run a turn inside of this, or a process, which has none: while work of the turn waits, its place is lent."""
-    token = _turn.set(place)
-    try:
-        yield
-    finally:
-        _turn.reset(token)
+def lend_while_waiting(place: TurnPlace | None) -> None:
+    """Lend this place whenever the running task waits, or a task that it begins. None for a process, which has none.
+
+    Without an end, because a place that was released is not lent.
+    """
+    _turn.set(place)
 
 
 @contextlib.contextmanager

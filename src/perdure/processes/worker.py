@@ -27,7 +27,7 @@ from perdure.engine.admission import Capacity, Needs
 from perdure.engine.deps import RunDeps
 from perdure.engine.host import ClockSkew
 from perdure.engine.runner import RuntimeMode, ScopeRunner, Supervisor
-from perdure.engine.waiters import CurrentWork, Waiters, current_metadata, in_hand, in_turn_of
+from perdure.engine.waiters import CurrentWork, Waiters, current_metadata, in_hand, lend_while_waiting
 from perdure.errors import (
     Fenced,
     InvalidDefinition,
@@ -573,8 +573,8 @@ class ProcessTask(ProcessRun[ProcessWorker]):
             try:
                 engine = worker.engines[self.registration.kind]
                 made = worker.make_deps is not None and getattr(engine, "uses_deps", True)
-                with in_turn_of(None):
-                    outcome: ProcessOutcome = await (self._run_with_deps(engine) if made else engine.run(self))
+                lend_while_waiting(None)
+                outcome: ProcessOutcome = await (self._run_with_deps(engine) if made else engine.run(self))
             except CancelRequested as asked:
                 outcome = Cancelled(asked.request.by, asked.request.reason)
             worker.ended((await self.journal.flush(outcome=outcome)).row)

@@ -33,7 +33,7 @@ from perdure.engine.limits import Reserved, SpendLimits, TurnSpending
 from perdure.engine.model_call import ModelCaller
 from perdure.engine.rate_limits import RateLimits
 from perdure.engine.runner import Activity, RuntimeMode, ScopeRunner, Supervisor
-from perdure.engine.waiters import CurrentWork, Deadlocks, current_metadata, in_turn_of, set_origin
+from perdure.engine.waiters import CurrentWork, Deadlocks, current_metadata, lend_while_waiting, set_origin
 from perdure.errors import (
     Fenced,
     NotPrepared,
@@ -746,9 +746,9 @@ class SessionTask:
             self.turn = row.turn
             place = turns.places.begin()
             work = CurrentWork(self._worker, (row.id, row.turn)).begin()
+            lend_while_waiting(place)
             try:
-                with in_turn_of(place):
-                    after = await turns.turn(self, row, scope)
+                after = await turns.turn(self, row, scope)
             except BaseException as error:  # the host's objects are left however the run ends
                 if self.deps is not None:
                     await self.leave_deps(error)

@@ -338,7 +338,7 @@ def call(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Call[Any]:
 
 
 class StepOptions(Struct, frozen=True):
-    """What a call says of its step. What is None is taken from its tool, or has its default."""
+    """Options of one call of `ctx.step`. An option that is None comes from the tool, or has its default."""
 
     name: str | None = None
     recovery: Recovery | None = None
