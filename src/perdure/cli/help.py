@@ -37,13 +37,14 @@ COMMANDS: dict[str, dict[str, str]] = {
         "usage": (
             "Show what was spent, in sums. Turns count when they end; sessions that are deleted stay in the sums."
         ),
+        "workers": "List the Runtimes that have the store open: host, pid, version, start time, and places in use.",
         "doctor": "Check a store: its health, its workers, its open turns and processes, and what needs a person.",
     },
     "Decide": {
         "approve": "Let a call run that asks for approval.",
         "answer": "Answer what a call asks for, such as a question of an MCP server.",
         "reject": "Refuse a call that asks for approval.",
-        "settle": "Say what became of a call that a crash left unknown.",
+        "settle": "Say what became of a call, or of a step of a durable function, that a crash left unknown.",
         "call": "Call an operation of an agent's plugins.",
         "signal": (
             "Send a signal to a process: it is stored, and the worker that runs the process gets it, now or later."

@@ -218,7 +218,7 @@ def process(
             await ctx.sleep(3600)
             return await ctx.step(publish, rows)
 
-    What is recorded through `ctx` is never done again; an interrupted step runs again by default. `version` pins what
+    A recorded call of `ctx` is never made again; an interrupted step runs again by default. `version` pins what
     is started to this code: keep the old version registered while any of its processes live
     (`runtime.processes.drain_status()`). `signals` says which ones
     it takes, and with what payload; without it, it takes any. `events` are those that it may emit.
