@@ -252,7 +252,8 @@ async def test_a_worker_that_goes_on_late_begins_nothing_where_another_one_went_
     answer = await spawner.start(StartRequest(late.folder, "late", argv, {"PATH": os.environ["PATH"]}, str(tmp_path)))
     await spawner.close()
 
-    assert answer == SpawnFailed("spent", 0)
+    assert isinstance(answer, SpawnFailed)
+    assert (answer.stage, answer.number) == ("spent", 0)
     assert marks.read_text() == "ran\n"
 
 

@@ -198,7 +198,7 @@ async def test_a_cancelled_waiter_harms_nobody(place: Place) -> None:
 async def test_a_signal_that_was_not_declared_is_refused(place: Place) -> None:
     async with working(place) as runtime:
         handle = await runtime.start(waiting)
-        with pytest.raises(UndeclaredEvent, match=r"takes no signal 'stop'; it takes: go$"):
+        with pytest.raises(UndeclaredEvent, match=r"takes no signal 'stop'; it takes: go\n"):
             await handle.signal("stop")
         with pytest.raises(InvalidProcess, match="does not fit"):
             await handle.signal("go", {"n": "one"})

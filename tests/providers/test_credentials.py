@@ -285,7 +285,7 @@ async def test_a_base_url_that_is_none_is_refused_at_once_and_not_quoted(wrong: 
 
 async def test_where_nothing_is_found_or_nobody_is_the_address_is_named() -> None:
     async with ModelServer([Reply.error(404, {"error": {"message": "not found"}})]) as server:
-        with pytest.raises(ProviderError, match=rf"asked was {server.url}/v1/v1/messages$") as missing:
+        with pytest.raises(ProviderError, match=rf"asked was {server.url}/v1/v1/messages\n") as missing:
             await answer_text(provider("anthropic:any", base_url=f"{server.url}/v1", key="k"))
     assert missing.value.code == "unknown_model"
 
