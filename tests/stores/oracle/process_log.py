@@ -248,4 +248,5 @@ def nothing_asked() -> Plain:
     nothing = dict.fromkeys(("input", "cause", "env", "max_attempts", "wake", "parent"))
     origin = {"type": "host", "scope": ""}
     rest = {"origin": origin, "events": [], "open_signals": False, "parent_end": "abandon", "depth": 0, "metadata": {}}
+    rest["step_recovery"] = "once"
     return texts | nothing | rest
