@@ -75,18 +75,21 @@ class Usage(Struct, frozen=True, gc=False, omit_defaults=True):
             mine, theirs = getattr(self, name), getattr(other, name)
             if mine is None and theirs is None:
                 continue
-            lacking = self._lacking(name) + other._lacking(name)
+            # Count the answered calls without this figure: all calls of a side where it is None, else its `missing`.
+            lacking = 0
+            if mine is None:
+                lacking = self.calls
+            elif self.missing is not None:
+                lacking = self.missing.get(name, 0)
+            if theirs is None:
+                lacking += other.calls
+            elif other.missing is not None:
+                lacking += other.missing.get(name, 0)
             if lacking:
                 missing[name] = lacking
             sums[name] = theirs if mine is None else mine if theirs is None else mine + theirs
         calls, unknown = self.calls + other.calls, self.unknown + other.unknown
         return Usage(**sums, calls=calls, unknown=unknown, missing=missing or None)
-
-    def _lacking(self, name: str) -> int:
-        """How many answered calls have no such figure."""
-        if getattr(self, name) is None:
-            return self.calls
-        return 0 if self.missing is None else self.missing.get(name, 0)
 
 
 Effort: TypeAlias = Literal["off", "minimal", "low", "medium", "high", "max"]

@@ -8,6 +8,7 @@ A mark is a keyed hash: it tells whether two secrets are the same, and is of no 
 
 from __future__ import annotations
 
+import functools
 import hmac
 import re
 from collections.abc import Iterable
@@ -23,31 +24,37 @@ NAMED = rf"[A-Za-z0-9_-]{{0,64}}{WORDS}"
 MIXED = r"(?=\S*[0-9])(?=\S*[A-Z])(?=\S*[a-z])"
 """Of a line of a private key: the path of a program seldom has all of them."""
 VALUE = r"(?:'(?P<single>[^']+)'|\"(?P<double>[^\"]+)\"|(?P<secret>[^\s\"'&;,]+))"
-LONG_OPTION = re.compile(rf"(?i)--{NAMED}")
+LONG_OPTION = rf"(?i)--{NAMED}"
 SECRETS = (
-    re.compile(rf"(?i)(?P<before>{WORDS}[\"']?(?:=|[ \t]+=[ \t]*|[ \t]*:[ \t]*)){VALUE}"),
-    re.compile(rf"(?i)(?P<before>(?<!\S)--?{NAMED}[ \t]+){VALUE}"),
-    re.compile(r"(?P<before>\bmysql\w{0,20}\b[^;|&\n]{0,200}?[ \t]-p)(?P<secret>[^\s\"']+)"),
-    re.compile(r"(?P<before>[A-Za-z0-9]://[^\s/@:\"']{0,256}:)(?P<secret>[^\s/@\"']{1,1024})(?=@)"),
-    re.compile(r"(?P<before>[A-Za-z0-9]://)(?P<secret>[^\s/@:\"']{16,1024})(?=@)"),
-    re.compile(r"(?i)(?P<before>(?:[:=][ \t]*|[\"'])(?:bearer|basic|digest)[ \t]+)(?P<secret>[A-Za-z0-9+/=._~-]{8,})"),
-    re.compile(r"(?P<before>(?:^|\s)-u[ \t]*[\"']?[^\s:\"']+:)(?P<secret>[^\s\"']+)"),
-    re.compile(
+    rf"(?i)(?P<before>{WORDS}[\"']?(?:=|[ \t]+=[ \t]*|[ \t]*:[ \t]*)){VALUE}",
+    rf"(?i)(?P<before>(?<!\S)--?{NAMED}[ \t]+){VALUE}",
+    r"(?P<before>\bmysql\w{0,20}\b[^;|&\n]{0,200}?[ \t]-p)(?P<secret>[^\s\"']+)",
+    r"(?P<before>[A-Za-z0-9]://[^\s/@:\"']{0,256}:)(?P<secret>[^\s/@\"']{1,1024})(?=@)",
+    r"(?P<before>[A-Za-z0-9]://)(?P<secret>[^\s/@:\"']{16,1024})(?=@)",
+    r"(?i)(?P<before>(?:[:=][ \t]*|[\"'])(?:bearer|basic|digest)[ \t]+)(?P<secret>[A-Za-z0-9+/=._~-]{8,})",
+    r"(?P<before>(?:^|\s)-u[ \t]*[\"']?[^\s:\"']+:)(?P<secret>[^\s\"']+)",
+    (
         r"(?P<before>)(?P<secret>\b(?:sk|pk|rk)[-_](?:[A-Za-z0-9]{1,40}[-_]){0,6}[A-Za-z0-9]{16,}|\bgh[opusr]_[A-Za-z0-9]{20,}"
         r"|\bgithub_pat_\w{20,}|\bglpat-[\w-]{16,}|\bxox[abprs]-[\w-]{10,}|\b(?:AKIA|ASIA)[0-9A-Z]{16}\b|\bAIza[\w-]{30,}"
         r"|\bnpm_[A-Za-z0-9]{30,}|\bpypi-[\w-]{30,}|\bhf_[A-Za-z0-9]{20,}|(?<![\w-])eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*)"
     ),
-    re.compile(
+    (
         r"(?P<before>-----BEGIN [A-Z ]*PRIVATE KEY-----(?:\\n|\s)*)"
         rf"(?P<secret>(?:{MIXED}[A-Za-z0-9+/]{{32,}}(?:\\n|\s)+)*(?:{MIXED}[A-Za-z0-9+/]{{16,}}=*|[A-Za-z0-9+/]+=+))"
     ),
 )
-"""Where a secret is in a text. `before` stays as it is. None takes time by the square of a text's length: what comes
-before a word that decides is bounded, or cannot begin in the middle of itself."""
+"""Patterns of secrets in texts. `before` stays as it is. No pattern takes time by the square of a text's length: the
+part before a deciding word is bounded, or cannot begin in the middle of itself. They are compiled when they are first
+used, because compiling them takes a tenth of the time in which Perdure is imported."""
 
 MARK = re.compile(r"<secret [0-9a-f]{12}>")
 SYNTAX = re.compile(r"[`;|&()<>\n]|\$\{")
 """What may begin another command in a shell, whatever quotes are around it."""
+
+
+@functools.cache
+def _patterns() -> tuple[re.Pattern[str], ...]:
+    return tuple([re.compile(each) for each in SECRETS])
 
 
 class Marks:
@@ -85,7 +92,7 @@ class Marks:
 
         for secret in sorted({each for each in known if len(each) >= SHORTEST_SECRET}, key=len, reverse=True):
             text = text.replace(secret, self.mark(secret))
-        for pattern in SECRETS:
+        for pattern in _patterns():
             text = pattern.sub(marked, text)
         return text
 
@@ -117,7 +124,7 @@ def hide_argv(argv: Iterable[str], marks: Marks) -> list[str]:
     for each in argv:
         program = program or each.rpartition("/")[2]
         name, colon, password = each.partition(":")
-        if LONG_OPTION.fullmatch(before) and not each.startswith(("-", "$")) and not SYNTAX.search(each):
+        if re.fullmatch(LONG_OPTION, before) and not each.startswith(("-", "$")) and not SYNTAX.search(each):
             shown.append(marks.mark(each))
         elif before in ("-u", "--user", "--proxy-user") and colon and password:
             shown.append(f"{name}:{marks.mark(password)}")
