@@ -170,7 +170,7 @@ def test_shell_completes_commands(typed: str) -> None:
 
 def test_completion_is_shown_for_a_shell(store: Path) -> None:
     ended = subprocess.run(
-        ["bash", "-c", f"{PERDURE} --show-completion; true"], capture_output=True, text=True, check=False
+        ["bash", "-c", '"$0" --show-completion; true', PERDURE], capture_output=True, text=True, check=False
     )
 
     assert "_PERDURE_COMPLETE=complete_bash" in ended.stdout
