@@ -42,6 +42,7 @@ PUBLIC = [
     "RateLimit",
     "Receipt",
     "Retention",
+    "Retries",
     "Retry",
     "Runtime",
     "Session",

@@ -12,6 +12,7 @@ from perdure.model.agent import Budget, Caller
 from perdure.model.limit import Limit
 from perdure.model.llm import ModelRequest, ModelResponse, ModelSettings, RateLimit, Usage
 from perdure.model.message import Audio, Document, FileRef, Image, Message, ToolCall, ToolResult
+from perdure.model.retries import Retries
 from perdure.model.spending import Price
 from perdure.model.tool import ProviderTool
 from perdure.plugins.hooks import Plugin
@@ -54,6 +55,7 @@ __all__ = [
     "RateLimit",
     "Receipt",
     "Retention",
+    "Retries",
     "Retry",
     "Runtime",
     "Session",

@@ -22,6 +22,7 @@ from perdure.model.command import CommandHold
 from perdure.model.llm import DEFAULT_SETTINGS, ModelSettings
 from perdure.model.message import InputContent, Message, Scalar
 from perdure.model.outcome import Finished
+from perdure.model.retries import Retries, read_retries
 from perdure.model.tool import OutputBudget, ProviderTool
 from perdure.plugins.hooks import Plugin
 from perdure.plugins.registry import PluginSet, engines_of, overrides
@@ -71,6 +72,7 @@ class Agent(Generic[T]):
         mode: Mode = "tools",
         code: CPython | None = None,
         wait_for_commands: float | CommandHold | None = None,
+        retries: int | Retries | None = None,
     ) -> None: ...
 
     @overload
@@ -90,6 +92,7 @@ class Agent(Generic[T]):
         mode: Mode = "tools",
         code: CPython | None = None,
         wait_for_commands: float | CommandHold | None = None,
+        retries: int | Retries | None = None,
     ) -> None: ...
 
     def __init__(  # noqa: PLR0913  # what a user may say about an agent, each by name
@@ -108,6 +111,7 @@ class Agent(Generic[T]):
         mode: str = "tools",
         code: CPython | None = None,
         wait_for_commands: float | CommandHold | None = None,
+        retries: int | Retries | None = None,
         **foreign: Never,
     ) -> None:
         if foreign:
@@ -138,6 +142,7 @@ class Agent(Generic[T]):
             if wait_for_commands is None or isinstance(wait_for_commands, CommandHold)
             else CommandHold(wait_for_commands)
         )
+        self.retries = None if retries is None else read_retries(retries, "retries")
         self._plugins = PluginSet(plugins)
         self._provider_tools = tuple([each for each in self.tools if isinstance(each, ProviderTool)])
         own = [each for each in self.tools if not isinstance(each, ProviderTool)]
@@ -197,6 +202,7 @@ class Agent(Generic[T]):
             mode=self.mode,
             wait_for_commands=self.wait_for_commands,
             code=self.code,
+            retries=self.retries,
         )
         own = self._plugins.owner("code_executor")
         return definition if own is None else definition.executed_by(own.code_executor())
@@ -255,7 +261,7 @@ class Agent(Generic[T]):
         """One turn in memory. Cancelling it cancels the turn. Use a Runtime for what must last."""
         if foreign:
             validate.unknown_keywords("run", foreign, validate.RUN_KEYWORDS)
-        async with Runtime("memory", agents=[self], deps=deps) as runtime:
+        async with Runtime("memory", agents=[self], deps=deps, wait_for=None) as runtime:
             session = await runtime.session(agent=self)
             return await session.run(said, timeout=timeout)
 
@@ -364,7 +370,7 @@ class Chat(Generic[T]):
                     await session.cancel("its caller went away")
 
     def _runtime(self) -> Runtime:
-        return Runtime(self._store(), agents=[self._agent], deps=self._deps)
+        return Runtime(self._store(), agents=[self._agent], deps=self._deps, wait_for=None)
 
     def __repr__(self) -> str:
         return f"Chat({self._agent.name!r})"

@@ -19,6 +19,7 @@
     │   ├── MetadataConflict    the session exists with other metadata
     │   ├── WrongAgent          the session belongs to another agent
     │   ├── AlreadyAnswered     an approval or wait was answered before
+    │   ├── CannotRetry         the turn has an answer, was cancelled, or is not the last one
     │   ├── StaleSettings       the settings of a session have changed since they were read
     │   ├── TooDeep             a session has too many ancestors to begin another one
     │   ├── WaitsForItself      a tool waits for work that can end only after the tool
@@ -394,6 +395,16 @@ class AlreadyAnswered(Conflict):
         super().__init__(f"{what} was answered before with {told}: the first answer stands")
 
 
+class CannotRetry(Conflict):
+    """A turn that cannot be continued: `why` tells the reason."""
+
+    code = "cannot_retry"
+
+    def __init__(self, turn_id: str, why: str) -> None:
+        self.turn_id, self.why = turn_id, why
+        super().__init__(f"turn {turn_id} cannot be retried: {why}")
+
+
 class StaleSettings(Conflict):
     """Session settings that were changed after the caller read them. Read them again, then edit."""
 
@@ -603,10 +614,10 @@ class NoAnswer(PerdureError):
 
 
 AFTER_FAILURE = {
-    "provider_failed": "correct the model's name, key or address, or wait if its provider is down, then run again",
+    "provider_failed": "correct the model's name, key or address, or wait if its provider is down, then call session.retry()",
     "cancelled": "run again to go on",
-    "budget_spent": "raise Agent(budget=Budget(…)) or ask for less, then run again",
-    "limit_reached": "raise it in Runtime(limits=[…]) and call session.resume(), or wait for the next window",
+    "budget_spent": "raise Agent(budget=Budget(…)) and call session.retry(), or ask for less",
+    "limit_reached": "raise it in Runtime(limits=[…]) or wait for the next window, then call session.retry()",
     "plugin_aborted": "change the input, or the plugin's settings, then run again",
     "invalid_input": "shorten the conversation or change the input, then run again",
     "incomplete": "read the partial text as result.outcome.text, or allow longer answers and run again",

@@ -22,6 +22,8 @@ from perdure.engine.lease import LeaseTerms, Pulse, Worker
 from perdure.engine.limits import SpendLimits
 from perdure.engine.rate_limits import RateLimits
 from perdure.engine.rate_limits import checked as checked_limits
+from perdure.engine.retry import IN_MEMORY, USUAL
+from perdure.engine.retry_queue import RetryQueue
 from perdure.engine.runner import Activity, RuntimeMode, Stage, Supervisor
 from perdure.engine.stopping import ReadyFile, StopSignals, unless
 from perdure.engine.waits import ending, named, verify
@@ -67,7 +69,7 @@ from perdure.processes.service import ProcessService, Start
 from perdure.processes.tool import ToolEngine
 from perdure.processes.worker import CONCURRENCY, PLACE, ProcessEvents, ProcessWatch, ProcessWorker
 from perdure.sessions.cache import CACHE_BYTES, Archive, SessionCache
-from perdure.sessions.definition import Defined, Definition, Models, by_name, check_limited, keep_open
+from perdure.sessions.definition import Defined, Definition, Models, by_name, check_limited, keep_open, with_retries
 from perdure.sessions.definition import checked as checked_models
 from perdure.sessions.directory import FORGET_SECONDS, Retention, Sessions, forget, searchable, take_in
 from perdure.sessions.environment import Environments
@@ -113,6 +115,8 @@ MODEL_CALLS = 64
 """Calls in flight of one model for which the host sets no limit."""
 STOP_GRACE = 30.0
 """Seconds that running work has after a stop signal: what container platforms give a process by default."""
+WAIT_FOR = 60.0
+"""Seconds for which a caller waits for a parked turn that goes on by itself."""
 
 
 class Runtime:
@@ -150,6 +154,7 @@ class Runtime:
         recover: bool = True,
         grace: float | None = GRACE,
         park_after: float | None = PARK_AFTER,
+        wait_for: float | None = WAIT_FOR,
         lease: LeaseTerms | None = None,
         models: Mapping[str, Any] | None = None,
         rate_limits: Mapping[str, RateLimit] | None = None,
@@ -179,6 +184,7 @@ class Runtime:
         self._recover = validate.flag(recover, "recover", InvalidDefinition)
         self._grace = validate.seconds(grace, "grace", InvalidDefinition)
         self._park_after = validate.seconds(park_after, "park_after", InvalidDefinition)
+        self._wait_for = validate.seconds(wait_for, "wait_for", InvalidDefinition)
         self._concurrency = validate.count(concurrency, "concurrency", 1, InvalidDefinition)
         self._threads = validate.count(threads, "threads", 1, InvalidDefinition)
         self._most_turns = validate.count(turns, "turns", 1, InvalidDefinition)
@@ -247,7 +253,8 @@ class Runtime:
         from perdure.commands.monitor import command_engines  # noqa: PLC0415  # importing Perdure must not import all of it
 
         name = mint("w", self._clock.now(), self._random.bits(40))
-        definitions = {name: agent.definition() for name, agent in self._agents.items()}
+        usual = USUAL if isinstance(self._store, OnDisk) else IN_MEMORY
+        definitions = {name: with_retries(agent.definition(), usual) for name, agent in self._agents.items()}
         self._command_engine, self._monitor_engine = command_engines(self._store, self._commands)
         if any(each.runs_code and each.executor is None for each in definitions.values()):
             definitions = await with_executors(definitions, self._store, self._command_engine)
@@ -334,7 +341,9 @@ class Runtime:
         archive = Archive(store, definitions)
         cache: SessionCache[SessionTask] = SessionCache(archive, self._cache_bytes)
         places = TurnPlaces(self._most_turns, lambda session_id: turns.claim_waiting(session_id))
-        outcomes = TurnOutcomes(store, worker, definitions, cache, archive, dispatcher.deadlocks, activity, places)
+        outcomes = TurnOutcomes(
+            store, worker, definitions, cache, archive, dispatcher.deadlocks, activity, places, self._wait_for
+        )
         blocked = set[str]()  # sessions with wakes that wait for a commit
         ports = TurnPorts(
             services=calls.services,
@@ -349,9 +358,10 @@ class Runtime:
                 lambda process_id, why: processes.cancel(process_id, why, by="hold"),
             ),
         )
+        retries = RetryQueue(clock, background.spawn, lambda wait_id: requests.expire(wait_id))
         turns = Turns(
             worker, mode, activity, feed, supervisor, dispatcher, definitions, models, limits, cache, archive, outcomes,
-            ports, self._trace, spend_limits, self._prices, places,
+            ports, self._trace, spend_limits, retries, self._prices, places,
         )  # fmt: skip
         passive = not self._agents and not self._functions
         events = ProcessEvents(

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from perdure import Agent, Budget, ModelRequest, ModelResponse, ModelSettings, RateLimit, Runtime, Usage
-from perdure.engine.rate_limits import LONGEST, RateLimits
+from perdure import Agent, Budget, ModelRequest, ModelResponse, ModelSettings, RateLimit, Retries, Runtime, Usage
+from perdure.engine.rate_limits import RateLimits
 from perdure.errors import InvalidDefinition, ProviderError
 from perdure.model.event import RateLimitWait
 from perdure.model.llm import Delta, RateReport, Remaining
@@ -298,16 +298,16 @@ async def test_a_storm_of_refusals_ends_with_every_answer_and_hardly_more_reques
     assert all(record.due - record.at == 20_000 for record in recorded), "as long as the server asked for"
 
 
-async def test_a_wait_that_a_server_asks_for_is_capped() -> None:
+async def test_a_wait_that_a_server_asks_for_is_obeyed_while_there_is_time_for_retries() -> None:
     clock, replies = VirtualClock(auto=True), [Reply.error(429, REFUSED, retry_after="7200"), chat()]
     async with ModelServer(replies) as server:
-        agent = Agent(provider("openai-chat:m", base_url=server.url, key="k"))
+        agent = Agent(provider("openai-chat:m", base_url=server.url, key="k"), retries=Retries(within=7200))
         async with Runtime("memory", agents=[agent], clock=clock) as runtime:
             result = await (await runtime.session("s")).run("hi")
 
     [record] = [record for record in result.records if isinstance(record, Faltered)]
     assert result.text == "hello"
-    assert record.due - record.at == LONGEST * 1000
+    assert record.due - record.at == 7_200_000
 
 
 async def test_a_spent_quota_is_not_asked_for_again_and_holds_nobody_back() -> None:

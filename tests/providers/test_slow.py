@@ -126,7 +126,7 @@ async def test_a_turn_survives_an_attempt_that_never_ends() -> None:
 async def test_a_server_that_never_answers_ends_the_turn_after_its_attempts() -> None:
     async with serving(nothing) as (url, _):
         model = provider("openai-chat:m", base_url=url, key="k", timeouts=Timeouts(first_byte=0.05))
-        async with Runtime("memory", agents=[Agent(model)], clock=VirtualClock(auto=True)) as runtime:
+        async with Runtime("memory", agents=[Agent(model, retries=3)], clock=VirtualClock(auto=True)) as runtime:
             result = await (await runtime.session("s")).run("hi")
 
     assert isinstance(result.outcome, ProviderFailed)

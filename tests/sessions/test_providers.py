@@ -85,7 +85,7 @@ async def test_nonsense_asked_for_by_a_provider_is_bounded(place: Place, after: 
 
 async def test_four_attempts_and_then_it_is_given_up(place: Place) -> None:
     model = ScriptedModel([overloaded() for _ in range(4)])
-    async with place.runtime(Agent(model), clock=VirtualClock(auto=True)) as runtime:
+    async with place.runtime(Agent(model, retries=3), clock=VirtualClock(auto=True)) as runtime:
         session = await runtime.session("chat")
         result = await asyncio.wait_for(session.run("go"), SOON)
 
@@ -99,13 +99,15 @@ async def test_four_attempts_and_then_it_is_given_up(place: Place) -> None:
 
 async def test_a_crash_between_attempts_keeps_the_due_time_and_the_count(place: Place) -> None:
     clock = VirtualClock()
-    runtime = await place.runtime(Agent(ScriptedModel([overloaded(after=50)])), clock=clock).__aenter__()
+    runtime = await place.runtime(
+        Agent(ScriptedModel([overloaded(after=50)])), clock=clock, park_after=None
+    ).__aenter__()
     await (await runtime.session("chat")).send("go")
     await clock.wait_sleeping()
     clock.advance(20)
     await crash(runtime)
     model = ScriptedModel(["there you are"])
-    async with place.runtime(Agent(model), clock=clock) as runtime:
+    async with place.runtime(Agent(model), clock=clock, park_after=None) as runtime:
         await clock.wait_sleeping()
         clock.advance(29.9)
         assert clock.sleeping == 1
@@ -153,7 +155,7 @@ async def test_a_stream_that_only_ends_is_broken_too(place: Place) -> None:
 
 
 async def gives_up(place: Place, provider: Any) -> tuple[Outcome, Outcome]:
-    async with place.runtime(Agent(provider), clock=VirtualClock(auto=True)) as runtime:
+    async with place.runtime(Agent(provider, retries=3), clock=VirtualClock(auto=True)) as runtime:
         session = await runtime.session("chat")
         first = await asyncio.wait_for(session.run("go"), SOON)
         assert texts(await session.history()) == ["go"]

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from perdure import Retries
 from perdure.engine.admission import Capacity
 from perdure.errors import Retry, ToolError
 from perdure.model.effect import AskedCall
@@ -186,7 +187,23 @@ def test_without_room_for_records_there_is_no_further_attempt() -> None:
     ],
 )
 def test_what_a_body_raises_is_how_its_attempt_ended(error: BaseException, end: AttemptEnd) -> None:
-    assert raised(error) == end
+    assert raised(error, Retries(attempts=2)) == end
+
+
+@pytest.mark.parametrize(
+    ("error", "retries", "again"),
+    [
+        (ValueError("odd"), Retries(on=ValueError), True),
+        (ToolError("odd"), Retries(on=ToolError), True),
+        (ValueError("odd"), Retries(on=KeyError), False),
+        (Retry("odd"), Retries(on=KeyError), True),
+        (Retry("odd"), Retries(never=Retry), False),
+    ],
+)
+def test_a_tool_names_failures_after_which_a_repetition_is_safe(
+    error: Exception, retries: Retries, again: bool
+) -> None:
+    assert isinstance(raised(error, retries), Again) is again
 
 
 def test_a_body_that_was_cut_off_is_unknown_unless_it_cancelled_itself() -> None:

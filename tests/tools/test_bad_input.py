@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from perdure import Agent, Retry, ToolCall, ToolContext, ToolError, tool
-from perdure.engine.retry import RetryPolicy
+from perdure import Agent, Retries, Retry, ToolCall, ToolContext, ToolError, tool
+from perdure.engine.retry import pause
 from perdure.model.tool import Failed, Ok
 from perdure.testing import ScriptedModel
 from tests.kit import SOON, Place, untyped
@@ -100,8 +100,8 @@ class Steady:
 
 @pytest.mark.parametrize(
     ("asked", "waited"),
-    [(HUGE, 60.0), (-HUGE, 0.0), (float("inf"), 60.0), (3, 3), (float("nan"), 0.5), ("soon", 0.5)],
+    [(HUGE, 1e9), (-HUGE, 0.0), (float("inf"), 0.5), (3, 3), (float("nan"), 0.5), ("soon", 0.5)],
     ids=["huge", "below none", "for ever", "three", "not a number", "in words"],
 )
 def test_a_wait_that_is_asked_for_is_bounded_whatever_it_is(asked: Any, waited: float) -> None:
-    assert RetryPolicy().delay(1, asked, Steady()) == waited
+    assert pause(Retries(), 1, asked, Steady()) == waited

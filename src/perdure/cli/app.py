@@ -12,6 +12,7 @@ from perdure.cli.doctor import doctor
 from perdure.cli.maintenance import backup, compact, delete_store, prune, restore
 from perdure.cli.mcp import mcp
 from perdure.cli.processes import logs, processes, ps, signal
+from perdure.cli.retry import retry
 from perdure.cli.run import call, operations, run, send, steer
 from perdure.cli.sessions import answer, approve, cancel, delete, fork, pending, reject, sessions, settle, show
 from perdure.cli.usage import usage
@@ -68,6 +69,7 @@ app.command(rich_help_panel=DECIDE)(settle)
 app.command(rich_help_panel=DECIDE)(call)
 app.command(rich_help_panel=DECIDE)(signal)
 app.command(rich_help_panel=DECIDE)(cancel)
+app.command(rich_help_panel=DECIDE)(retry)
 app.command(rich_help_panel=DECIDE)(fork)
 app.command(rich_help_panel=DECIDE)(delete)
 app.command(rich_help_panel=KEEP)(backup)

@@ -31,6 +31,7 @@ from perdure.cli.processes import listed, state_of
 from perdure.cli.render import ago, complain, console, heading, plural, print_json, size, span, table, text_line
 from perdure.cli.run import load_agent
 from perdure.cli.sandbox import PYTHON_ADVICE, Confining, confining, no_python, report_sandbox
+from perdure.cli.sessions import model_wait
 from perdure.engine.journal import load
 from perdure.engine.waits import asked
 from perdure.errors import BlobMissing, PerdureError, StoreError
@@ -552,8 +553,8 @@ def _nearly_spent(account: Account) -> Advice | None:
     unknown = f", of {account.unknown} calls by what was reserved for them" if account.unknown else ""
     problem = f"{spent} of {most} are spent{span_of}{unknown}"
     advice = (
-        "raise the limit in Runtime(limits=[…]) and go on with `session.resume()` there, or "
-        "`perdure run MODULE:RUNTIME --session … --resume`; or wait for the next window"
+        "raise the limit in Runtime(limits=[…]) and go on with `session.retry()` there, or "
+        "`perdure retry SESSION`; or wait for the next window"
     )
     return Advice(f"limit of {whose}", problem, advice)
 
@@ -561,6 +562,8 @@ def _nearly_spent(account: Account) -> Advice | None:
 def _waits_for(call: PendingCall) -> str:
     if call.kind == "process":
         return f"the end of {', '.join(call.processes)}"
+    if call.kind == "model":
+        return model_wait(call)  # under the heading "waits for"
     return f"{call.kind} of {call.tool} ({call.call_id})"
 
 

@@ -57,7 +57,7 @@ from perdure.cli.render import (
     text_line,
     whole_call,
 )
-from perdure.cli.sessions import SessionArgument, wanted_metadata
+from perdure.cli.sessions import SessionArgument, model_wait, wanted_metadata
 from perdure.errors import MissingSession, TurnFailed
 from perdure.model.event import (
     AnyEvent,
@@ -74,7 +74,7 @@ from perdure.model.event import (
 )
 from perdure.model.ids import check_session_id, split, turn_id
 from perdure.model.message import Scalar
-from perdure.model.outcome import LimitReached, PendingCall, Queued, Waiting, kind_of, text_of
+from perdure.model.outcome import GOES_ON, LimitReached, PendingCall, Queued, Waiting, kind_of, text_of
 from perdure.model.tool import ToolOutcome
 from perdure.plugins.operations import OperationDefinition, OperationOutcome
 from perdure.ports.store import OnDisk, Store
@@ -456,6 +456,10 @@ def _how_to_answer(call: PendingCall) -> str:
         return f"it is not known whether {what} took effect: perdure settle {call.call_id} done|failed|rerun"
     if call.kind == "input":
         return f"{what} asks for an answer: perdure answer {call.call_id} '{{…}}' (or --decline)"
+    if call.kind == "model":
+        return f"it goes on by itself: {model_wait(call)}"
+    if call.kind in GOES_ON:
+        return f"{what} goes on by itself"
     return f"{what} completes outside ({call.call_id})"
 
 

@@ -61,7 +61,7 @@ from perdure.model.codec import encode
 from perdure.model.ids import node_id, turn_id
 from perdure.model.llm import Usage
 from perdure.model.message import Message, Scalar
-from perdure.model.outcome import PendingCall
+from perdure.model.outcome import GOES_ON, PendingCall
 from perdure.model.record import (
     Called,
     Closed,
@@ -198,7 +198,7 @@ async def _described(store: Store, row: ListedSession, dead: dict[str, bool]) ->
         "id": row.id,
         "agent": row.agent,
         "state": await condition(store, row, dead),
-        "reason": row.reason,
+        "reason": await _reason(store, row),
         "turns": row.head,
         "inputs": row.next - 1,
         "open_turn": None if row.turn is None else f"{row.id}.{row.turn}",
@@ -210,6 +210,14 @@ async def _described(store: Store, row: ListedSession, dead: dict[str, bool]) ->
         "metadata": row.metadata,
         "error": None if row.error is None else msgspec.to_builtins(row.error),
     }
+
+
+async def _reason(store: Store, row: SessionRow) -> str | None:
+    """Return why a session does not go on: the reason in its row, or the wait for its model."""
+    if row.state != "parked":
+        return row.reason
+    waits = await asked(store, [w for w in await store.waits(row.sid) if w.state == "open" and w.kind == "model"])
+    return f"waits for {model_wait(waits[0])}" if waits else row.reason
 
 
 def _print(found: list[dict[str, Any]]) -> None:
@@ -463,7 +471,8 @@ def _print_story(story: Story) -> None:
     if story.open is not None:
         _print_turn(out, story.open, state=story.state)
     for call in story.pending:
-        text_block(out, f"  has waited {span(now - call.since)} for {answer_hint(call)}", "yellow")
+        waits = "waits" if call.kind == "model" else f"has waited {span(now - call.since)}"
+        text_block(out, f"  {waits} for {answer_hint(call)}", "yellow")
     for shown in story.queued:
         said = shown.turn.said
         text_line(out, f"queued {shown.id}: {brief(said.message.text if said else '', 60)}", "dim")
@@ -625,6 +634,15 @@ def answer_hint(call: PendingCall) -> str:
             return f"an answer for {what}: {call.reason}\n    perdure answer {call.call_id} {form}   (or --decline)"
         case "process":
             return f"the end of {', '.join(call.processes)}, in {what}\n    it goes on by itself"
+        case "model":
+            session = ids.split(call.call_id, 3)[0]
+            return f"{model_wait(call)}\n    it goes on by itself; at once with perdure retry {session} --now"
+
+
+def model_wait(call: PendingCall) -> str:
+    """Describe the wait for the next attempt of a model call: the model, until when, and why."""
+    until = time.strftime("%H:%M:%S", time.localtime((call.due or 0) / 1000))
+    return f"{call.tool} until {until}, attempt {call.ordinal}: {call.reason}"
 
 
 def _print_records(story: Story) -> None:
@@ -689,7 +707,7 @@ def pending(store: StoreOption = None, json: JsonOption = False) -> None:
     async def work() -> int:
         async with reading(store) as opened:
             stopping = {row.sid for row in await opened.open_sessions() if row.cancel is not None}
-            waits = [w for w in await opened.waits() if w.sid not in stopping and w.kind != "process"]
+            waits = [w for w in await opened.waits() if w.sid not in stopping and w.kind not in GOES_ON]
             found = await asked(opened, waits)
             found += await _unsettled(opened)
         if json:

@@ -28,10 +28,11 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeAlias
 
 from perdure.engine.control import Control, Escaped, SelfCancelled
-from perdure.engine.retry import RetryPolicy
+from perdure.engine.retry import pause
 from perdure.errors import DepsFailed, InstructionsFailed, InvalidDefinition, NotPrepared, Retry, quoted
 from perdure.model.agent import Caller
 from perdure.model.codec import clean_text, error_text
+from perdure.model.retries import Retries
 from perdure.ports.host import Random
 
 log = logging.getLogger("perdure.engine")
@@ -40,7 +41,9 @@ Make: TypeAlias = Callable[[Caller], Any]
 WaitSeconds: TypeAlias = Callable[[float], Awaitable[None]]
 Guard: TypeAlias = Callable[[Coroutine[Any, Any, Any]], Awaitable[Any]]
 
-DEPS_RETRIES = RetryPolicy(base=1.0, cap=60.0, asked_cap=3600.0)
+DEPS_RETRIES = Retries(first=1.0, within=None)
+LONGEST = 3600.0
+"""Seconds: the longest pause that the host's function may ask for."""
 
 
 def function_of_caller(given: Any, what: str) -> Make | None:
@@ -89,7 +92,7 @@ class RunDeps:
             try:
                 self.value = await self._call()
             except Retry as again:
-                delay = DEPS_RETRIES.delay(attempt, again.after, self._random)
+                delay = min(pause(DEPS_RETRIES, attempt, again.after, self._random), LONGEST)
                 log.warning(
                     "the %s for %s: attempt %d asks to wait %.1f s: %s",
                     self._failed.what,

@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import functools
 import logging
+import math
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from decimal import Decimal
 from typing import Any, get_args
@@ -23,28 +24,41 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from perdure.engine.control import Escaped, OutOfTime, TurnAborted, TurnCancelled
-from perdure.engine.driver import PER_CALL, Run
+from perdure.engine.driver import PER_CALL, Parked, Run
 from perdure.engine.limits import TurnSpending, amount, price_of
 from perdure.engine.rate_limits import RateLimits, Ticket
-from perdure.engine.retry import MODEL_RETRIES, RetryBudget, RetryPolicy
+from perdure.engine.retry import USUAL, is_retried, kept_due, next_due
+from perdure.engine.retry_queue import RetryQueue
 from perdure.engine.waiters import current_metadata
+from perdure.engine.waits import decode_pending, wait_id
 from perdure.errors import BlobMissing, InvalidInput, PerdureError, ProviderError, StoreDamaged
 from perdure.model.codec import MAX_VALUE, clean_part, clean_text, encode, error_text
 from perdure.model.effect import CallModel, GaveUp, TimeIsUp
-from perdure.model.event import LimitNear, LimitWait, RateLimitWait, ReasoningDelta, Retracted, ToolCallDelta
+from perdure.model.event import (
+    LimitNear,
+    LimitWait,
+    ModelRetry,
+    RateLimitWait,
+    ReasoningDelta,
+    Retracted,
+    ToolCallDelta,
+)
 from perdure.model.ids import call_id
 from perdure.model.limit import Ask, Granted
 from perdure.model.llm import CallPiece, Delta, ModelRequest, ModelResponse, RateReport, Stop, Usage
 from perdure.model.message import Part, ProviderPart, Reasoning, Stored, Text, ToolCall
+from perdure.model.outcome import PendingCall
 from perdure.model.plugin import Issue
 from perdure.model.protocol import Prompt, Reading
 from perdure.model.record import INTERRUPTED, Faltered, Framed, Record, Replied, slots
+from perdure.model.retries import Retries
+from perdure.model.session import WaitRow
 from perdure.model.tool import ToolSpec
 from perdure.ports.host import Random
 from perdure.ports.process import Leaving
 from perdure.ports.provider import Prices, Provider, reports_cost
 from perdure.ports.services import StreamEnd, TurnHooks
-from perdure.ports.store import BlobStore
+from perdure.ports.store import Store
 from perdure.turn import prompt
 from perdure.turn.machine import CUT_OFF
 from perdure.turn.tools import NATIVE
@@ -64,6 +78,9 @@ PER_PART = 16
 
 OVERFLOW = "context_overflow"
 """The code of an attempt that the model refused because the conversation does not fit. A turn is made shorter once."""
+
+MAX_REASON = 500
+"""Characters of an error in the wait for the next attempt."""
 
 YIELD_EVERY = 256
 """A provider that never waits must not keep other sessions from their turn."""
@@ -89,50 +106,51 @@ class ModelAttempt(Struct):
 class ModelCaller:
     """Handles CallModel. Attempts are ours: a provider never retries behind our back."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # put together in one place
         self,
         admit: Admit,
         random: Random,
-        blobs: BlobStore,
+        store: Store,
         limits: RateLimits,
-        policy: RetryPolicy = MODEL_RETRIES,
+        queue: RetryQueue,
+        park_after: float | None = None,
         prices: Prices | None = None,
     ) -> None:
-        self._admit, self._random, self._blobs = admit, random, blobs
-        self._limits, self._policy, self._prices = limits, policy, prices
-        self._budget = RetryBudget()
+        self._admit, self._random, self._store, self._blobs = admit, random, store, store.blobs
+        self._limits, self._queue, self._prices = limits, queue, prices
+        self._park_after = math.inf if park_after is None else park_after
 
     async def call(  # noqa: C901, PLR0915  # one attempt and every way that it may end
         self, run: Run, effect: CallModel
-    ) -> None:
+    ) -> Parked | None:
         early = None
         if run.spending is None:
             await run.journal.flush()
         else:
             early = await self._ask_early(run, effect, run.spending)
-        if effect.attempt > 1 and not await self._may_repeat(run, effect):
-            return
+        if effect.attempt > 1 and (stop := await self._may_repeat(run, effect)) is not None:
+            return stop if isinstance(stop, Parked) else None
         request, models = early or await self._request(run, effect), run.agent.models
         # A turn that was begun with more models than there are now goes on with the last.
         attempt = ModelAttempt(run, effect, models, models[min(effect.candidate, len(models) - 1)])
         if run.control.stopping:
             run.control.check()
         if len(attempt.models) > 1 and self._passed_over(attempt):
-            return
+            return None
         if run.agent.budget.money is not None and not reports_cost(attempt.model):
             try:
                 price_of(self._prices, attempt.name())
             except ProviderError as unpriced:
                 self._failed(attempt, unpriced)
-                return
+                return None
         if run.spending is not None:
             bounded = await self._bounded(attempt, request, run.spending)
             if bounded is None:
-                return
+                return None
             request = bounded
         ticket = self._limits.join(attempt.model, request)
         if not ticket.going and not await self._waited_for(ticket, attempt):
-            return
+            return None
         try:  # from here on it is asked, and its cost unknown until the answer is recorded
             response = await self._answer(attempt, request, ticket)
         except OutOfTime:
@@ -166,28 +184,70 @@ class ModelCaller:
             if run.hooks is not None and run.hooks.in_model_calls:
                 response = await self._responded(attempt, run.hooks, response)
             self._answered(attempt, response)
+        return None
 
-    async def _may_repeat(self, run: Run, effect: CallModel) -> bool:
+    async def _may_repeat(self, run: Run, effect: CallModel) -> Parked | GaveUp | TimeIsUp | None:
         """Wait until another attempt is due, and make the conversation shorter where the one before found it too long;
-        False when that ended the turn.
+        None when the attempt may be made. Otherwise the turn is parked, or the machine knows how it ended.
 
         What is recorded decides: after a crash the same is done from here, with the summaries that were recorded.
         """
         if effect.due:
-            due, left = self._policy.due(effect.due, run.clock.now()), _time_left(run)
-            if left is not None and due - run.clock.now() > left * 1000:
-                run.machine.receive(TimeIsUp())  # at once: the turn's time is up before
-                return False
-            await run.sleep_until(due)
+            stop = await self._until_due(run, effect)
+            if stop is not None:
+                return stop
         found = next((r for r in reversed(run.records) if type(r) is Framed or _overflow(r)), None)
         if type(found) is not Faltered:
-            return True
+            return None
         if run.hooks is not None and await run.hooks.shrink():
             await run.journal.flush()
-            return True
+            return None
         why = f"{found.message} (it could not be made shorter either)"
-        run.machine.receive(GaveUp(found.code, why, effect.attempt - 1, False, found.model))
-        return False
+        end = GaveUp(found.code, why, effect.attempt - 1, False, found.model)
+        run.machine.receive(end)
+        return end
+
+    async def _until_due(self, run: Run, effect: CallModel) -> Parked | TimeIsUp | None:
+        """Wait for the recorded time of the next attempt, and for its turn among the calls that wait for this model. A
+        long wait parks the turn. Only a wait in memory is time of the turn."""
+        failed = next(r for r in reversed(run.records) if type(r) is Faltered and not r.call)
+        if failed.due <= failed.at:
+            return None  # another model, or another request: no repetition
+        model, due = _model_name(run, effect.candidate), kept_due(_retries(run), effect.due, run.clock.now())
+        if self._queue.take_grant(run.turn_id) or (run.resumed and await self._is_asked_for(run, effect)):
+            return None
+        seconds, left = self._queue.delay(model, due), _time_left(run)
+        if seconds > self._park_after:
+            parked = await self._park(run, effect, failed, model, due)
+            if parked is not None:
+                return parked
+        if left is not None and seconds > left:
+            end = TimeIsUp()  # at once: the turn's time is up before
+            run.machine.receive(end)
+            return end
+        await run.control.guard(self._queue.wait(model, due))
+        return None
+
+    async def _is_asked_for(self, run: Run, effect: CallModel) -> bool:
+        """True if a person has asked for this attempt to be made at once."""
+        found = [w for w in await self._store.waits(run.scope.sid) if w.kind == "model" and w.state == "resolved"]
+        return any(decode_pending(w.body).ordinal == effect.attempt for w in found if w.call == f"{effect.step}.0")
+
+    async def _park(self, run: Run, effect: CallModel, failed: Faltered, model: str, due: int) -> Parked | None:
+        """Leave the turn to the disk until the attempt is due; None if it cannot be parked. The wait is written with
+        the parking. It says what people want to know; the due time and the number of attempts are in the records."""
+        scope, call = run.scope, f"{effect.step}.0"
+        earlier = [w for w in await self._store.waits(scope.sid) if w.kind == "model" and w.turn == scope.turn]
+        name = wait_id(run.turn_id, call, "model", 1 + len(earlier))
+        why, now = f"{failed.code}: {failed.message}"[:MAX_REASON], run.clock.now()
+        asked = PendingCall(f"{run.turn_id}.{call}", "model", model, {}, now, due, why, ordinal=effect.attempt)
+        wait = WaitRow(name, scope.sid, scope.turn, call, "model", "open", due, encode(asked))
+        appended = await run.journal.flush((wait,), (name,))
+        if appended is None or not appended.parked:
+            run.check_cancel()
+            return None
+        self._queue.park(model, due, name, run.turn_id)
+        return Parked((asked,))
 
     async def _ask_early(self, run: Run, effect: CallModel, spending: TurnSpending) -> ModelRequest | None:
         """Write what is recorded, and ask in the same write for what the next call may take: the request, where it is
@@ -195,8 +255,7 @@ class ModelCaller:
         request = None
         if effect.attempt == 1 and (run.hooks is None or not run.hooks.in_model_calls):
             request = await self._request(run, effect)
-            models = run.agent.models
-            name = clean_text(str(models[min(effect.candidate, len(models) - 1)].name))
+            name = _model_name(run, effect.candidate)
             with contextlib.suppress(ProviderError):  # told when the model is about to be asked
                 ask = spending.ask(name, request)
                 if spending.reserved is None or not spending.reserved.covers(ask):
@@ -438,8 +497,8 @@ class ModelCaller:
                 dropped, parts = count, tuple([part for part in parts if type(part) is not ToolCall])
             if not dropped and not effect.last and response.stop not in CUT_OFF and run.machine.may_call(count):
                 started = self._admit(run, effect.step, reading)
-        if not self._budget.is_full:
-            self._budget.answered()
+        if self._queue.failing:
+            self._queue.answered(attempt.name())
         usage = response.usage
         model = clean_text(response.model)
         if self._prices is not None:
@@ -481,24 +540,27 @@ class ModelCaller:
         if not isinstance(error, ProviderError):
             log.error("the model of %s raised", call_id(run.turn_id, effect.step, 0), exc_info=error)
             message = f"{type(error).__name__}: {message}"
-        final = not isinstance(error, ProviderError) or not error.retryable
+        retries, now = _retries(run), run.clock.now()
+        final = not is_retried(retries, error, isinstance(error, ProviderError) and error.retryable)
         models = len(attempt.models)
         failed = {*effect.failed, *((effect.candidate,) if final else ())}
         left = [number for number in range(models) if number not in failed]
         rounds = -(-effect.attempt // models)
-        if not left or (effect.attempt >= self._policy.attempts * models):
-            run.machine.receive(GaveUp(code, message, effect.attempt, attempt.begun, attempt.name()))
-            return False
         following = [number for number in left if number > effect.candidate]
-        # Another model is no repetition: it is asked as often as there are models, whatever the first one's state.
-        if not following and not self._budget.take():
-            message = f"{message} (it is not asked again: too many model calls of this Runtime failed lately)"
+        # The next model is asked at once; only when all have been asked does the first wait for its turn.
+        after, since = error.after if isinstance(error, ProviderError) else None, _failing_since(run, effect.step, now)
+        due = now if following else next_due(retries, rounds, after, now, since, self._random)
+        spent = retries.attempts is not None and effect.attempt >= retries.attempts * models
+        if not left or spent or due is None:
             run.machine.receive(GaveUp(code, message, effect.attempt, attempt.begun, attempt.name()))
             return False
-        # The next model is asked at once; only when all have been asked does the first wait for its turn.
-        after = error.after if isinstance(error, ProviderError) else None
-        delay = 0.0 if following else self._policy.delay(rounds, after, self._random)
-        self._record_failure(attempt, code, message, delay, (following or left)[0], final)
+        if not following:
+            due = max(due, now + 1)  # an attempt that is due at once asks another model, and is no repetition
+        following_model = (following or left)[0]
+        name = _model_name(run, following_model)
+        told = {"model": name, "attempt": effect.attempt + 1, "error": f"{code}: {message}", "due": due}
+        run.events.emit(ModelRetry, step=effect.step, **told)
+        self._record_failure(attempt, code, message, due - now, following_model, final)
         return True
 
     def _cut_off(self, attempt: ModelAttempt, why: str) -> None:
@@ -511,7 +573,7 @@ class ModelCaller:
         attempt: ModelAttempt,
         code: str,
         message: str,
-        delay: float,
+        delay: int,
         candidate: int | None = None,
         final: bool = False,
     ) -> None:
@@ -520,7 +582,7 @@ class ModelCaller:
             Faltered(
                 code,
                 message,
-                now + int(delay * 1000),
+                now + delay,
                 effect.attempt,
                 effect.step,
                 at=now,
@@ -531,6 +593,26 @@ class ModelCaller:
                 model=attempt.name(),
             )
         )
+
+
+def _model_name(run: Run, candidate: int) -> str:
+    models = run.agent.models
+    return clean_text(str(models[min(candidate, len(models) - 1)].name))
+
+
+def _retries(run: Run) -> Retries:
+    found: Retries | None = run.agent.retries
+    return found or USUAL
+
+
+def _failing_since(run: Run, step: int, now: int) -> int:
+    """Return when the first attempt of this model call failed; `now` if none has."""
+    failed = (
+        each.at
+        for each in run.records
+        if type(each) is Faltered and not each.call and each.step == step and each.code not in (INTERRUPTED, OVERFLOW)
+    )
+    return next(failed, now)
 
 
 def _overflow(record: Record) -> bool:

@@ -2,54 +2,78 @@
 
 from __future__ import annotations
 
-from msgspec import Struct
+import logging
+import math
 
+from perdure.model.retries import MOST_SECONDS, Failures, Retries
 from perdure.ports.host import Random
 
+log = logging.getLogger("perdure.engine")
 
-class RetryPolicy(Struct, frozen=True):
-    """`attempts` in all; the wait doubles from `base` to `cap` seconds, with up to a quarter of jitter."""
-
-    attempts: int = 4
-    base: float = 0.5
-    cap: float = 10.0
-    asked_cap: float = 60.0
-
-    def delay(self, attempt: int, asked: float | None, random: Random) -> float:
-        """Seconds to wait after failed attempt number `attempt`; what the other side asked for goes first."""
-        if isinstance(asked, int | float) and asked == asked:  # not NaN; an int may be beyond what a float can hold
-            return min(max(asked, 0.0), self.asked_cap)
-        wait = min(self.base * 2.0 ** min(attempt - 1, 60), self.cap)
-        return wait * (1 - random.bits(16) / 65536 / 4)
-
-    def due(self, recorded: int, now: int) -> int:
-        """When a recorded attempt is due (ms): in no case later than any wait of this policy. The clock that set it may
-        have been ahead of ours."""
-        return min(recorded, now + int(max(self.cap, self.asked_cap) * 1000))
+USUAL = Retries()
+IN_MEMORY = Retries(within=60.0)
+"""The retries of model calls where a store does not outlive its program."""
 
 
-class RetryBudget:
-    """How many more attempts a Runtime makes while nothing answers, so that an outage is no storm of requests.
+def is_retried(retries: Retries, error: BaseException, usual: bool) -> bool:
+    """True if a failure may be followed by another attempt. `usual` is the answer of the rule that `on` replaces."""
+    if _matches(retries.never, error):
+        return False
+    return usual if retries.on is None else _matches(retries.on, error)
 
-    An attempt that follows a failed one costs one; an answer earns a tenth of one. Not durable: a new Runtime begins
-    with a full budget.
+
+def _matches(failures: Failures, error: BaseException) -> bool:
+    if isinstance(failures, type | tuple):
+        return isinstance(error, failures)
+    try:
+        return bool(failures(error))
+    except Exception:  # a function of the host: its fault must not hide the failure that it was asked about
+        log.exception("a function of Retries(on=…, never=…) raised: it is taken to say no")
+        return False
+
+
+def _wanted(asked: object) -> float | None:
+    """Return the pause that the other side asked for, within bounds; None if there is none or it is not a number."""
+    # NaN and infinity are no seconds; an int may be beyond what a float can hold.
+    if isinstance(asked, int | float) and -math.inf < asked < math.inf:
+        return min(max(asked, 0.0), MOST_SECONDS)
+    return None
+
+
+def pause(retries: Retries, failures: int, asked: float | None, random: Random) -> float:
+    """Return the seconds to wait after so many failed attempts. What the other side asked for goes first."""
+    if (wanted := _wanted(asked)) is not None:
+        return wanted
+    # 2,000 doublings are beyond a float, and far beyond any `longest`.
+    try:
+        wait = min(retries.first * float(retries.factor) ** (failures - 1), retries.longest)
+    except OverflowError:
+        wait = retries.longest
+    return wait * (1 - random.bits(16) / 65536 / 4)
+
+
+def is_over(retries: Retries, asked: float | None, now: int, since: int) -> bool:
+    """True if `within` leaves no room for another attempt, or for the pause that the other side asked for."""
+    if retries.within is None:
+        return False
+    end = since + int(retries.within * 1000)
+    return now >= end or now + (_wanted(asked) or 0) * 1000 > end
+
+
+def next_due(retries: Retries, failures: int, asked: float | None, now: int, since: int, random: Random) -> int | None:
+    """Return when the next attempt is due (ms), or None if there is none.
+
+    `failures` attempts have failed, the first one at `since`. The last computed pause is
+    shortened to the end of `within`; a requested one is not.
     """
-
-    def __init__(self, capacity: int = 200, earned: float = 0.1) -> None:
-        self._left, self._capacity, self._earned = float(capacity), float(capacity), earned
-        self.is_full = True
-
-    def take(self) -> bool:
-        if self._left < 1:
-            return False
-        self._left -= 1
-        self.is_full = False
-        return True
-
-    def answered(self) -> None:
-        """An answer came; says nothing new while the budget `is_full`."""
-        self._left = min(self._left + self._earned, self._capacity)
-        self.is_full = self._left == self._capacity
+    if (retries.attempts is not None and failures >= retries.attempts) or is_over(retries, asked, now, since):
+        return None
+    due = now + int(pause(retries, failures, asked, random) * 1000)
+    return due if retries.within is None else min(due, since + int(retries.within * 1000))
 
 
-MODEL_RETRIES = RetryPolicy()
+def kept_due(retries: Retries, recorded: int, now: int) -> int:
+    """Return when a recorded attempt is due (ms): no later than any pause can end, because the clock that set it may
+    have been ahead of ours."""
+    longest = max(retries.longest, MOST_SECONDS if retries.within is None else retries.within)
+    return min(recorded, now + int(longest * 1000))

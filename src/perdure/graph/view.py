@@ -24,6 +24,7 @@ from perdure.model.record import (
     Framed,
     Joined,
     Record,
+    Reopened,
     Replied,
     Said,
     Slot,
@@ -129,6 +130,9 @@ def model_calls(records: Iterable[Record]) -> list[ModelRecord]:
             calls.append(ModelRecord(0, (asked,), reply.usage, stop, reply.interrupted, reply.label))
         if isinstance(record, Closed) and isinstance(end := record.outcome, ProviderFailed):
             failed.append(Attempt(end.attempts, end.model, record.at, end.code, end.message))
+        if isinstance(record, Reopened) and failed:
+            calls.append(ModelRecord(step, tuple(failed)))
+            failed = []
     return [*calls, *([ModelRecord(step, tuple(failed))] if failed else [])]
 
 
@@ -140,7 +144,7 @@ def turn_view(turn_id: str, records: Iterable[Record]) -> TurnView:
     for record in records:
         transcript.add(record)
         if isinstance(record, Closed):
-            usage, outcome = record.usage, record.outcome
+            usage, outcome = usage + record.usage, record.outcome
             calls |= _asked(turn_id, record)
         elif isinstance(record, Replied | Called):
             calls |= _asked(turn_id, record)
@@ -216,8 +220,19 @@ class Turn(Struct):
 
     @property
     def closed(self) -> Closed | None:
+        """Its end; None while it is open, for the first time or again."""
         last = self.records[-1] if self.records else None
         return last if isinstance(last, Closed) else None
+
+    @property
+    def last_end(self) -> Closed | None:
+        """Its newest end, also if it was continued since: a fork of the turn reads up to this end."""
+        return next((each for each in reversed(self.records) if isinstance(each, Closed)), None)
+
+    @property
+    def usage(self) -> Usage:
+        """Return the usage of its model calls, up to its newest end."""
+        return sum((each.usage for each in self.records if isinstance(each, Closed)), Usage())
 
 
 def delivered_by(turn: Turn, number: int) -> int | None:

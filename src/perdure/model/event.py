@@ -58,6 +58,17 @@ class Retracted(LiveEvent, frozen=True, gc=False, tag="retracted"):
     reason: str = ""
 
 
+class ModelRetry(LiveEvent, frozen=True, gc=False, tag="model_retry"):
+    """A model call failed, and is made again: attempt number `attempt`, of `model`, at `due` (ms) at the earliest.
+    `error` is why the attempt before it failed."""
+
+    model: str = ""
+    attempt: int = 0
+    error: str = ""
+    due: int = 0
+    step: int = 0
+
+
 class RateLimitWait(LiveEvent, frozen=True, gc=False, tag="rate_limit_wait"):
     """The model is not asked yet: its rate limit has no room. `limit` is the name under which that is set.
 
@@ -187,6 +198,7 @@ AnyEvent: TypeAlias = (
     | ReasoningDelta
     | ToolCallDelta
     | Retracted
+    | ModelRetry
     | RateLimitWait
     | LimitWait
     | LimitNear

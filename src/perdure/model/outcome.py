@@ -3,6 +3,7 @@ tell of a turn that has not ended."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from decimal import Decimal
 from typing import Any, Literal, TypeAlias
 
@@ -22,15 +23,16 @@ class Finished(Struct, frozen=True, gc=False, tag="finished", omit_defaults=True
 
 
 class PendingCall(Struct, frozen=True, gc=False, omit_defaults=True):
-    """One thing a turn waits for: a person's approval or settlement, an outside completion, the end of a sleep, or that
-    of one of `processes`. Of several waits that a tool makes one after the other, that is number `ordinal`.
+    """One thing a turn waits for: a person's approval or settlement, an outside completion, the end of a sleep, that of
+    one of `processes`, or (`kind` "model") the next attempt of a model call. Of several waits that a tool makes one
+    after the other, that is number `ordinal`; of the attempts of a model call likewise. `tool` is then the model.
 
     `approves` is a digest of what exactly is to be approved, where a provider gave one. `asks` are the parts of a
     question that `session.answer` answers, by name, each with a `message` and a `schema` or a `url`; `state` is what
     the tool that asks wants to see again."""
 
     call_id: str
-    kind: Literal["approval", "recovery", "deferred", "sleep", "process", "input"]
+    kind: Literal["approval", "recovery", "deferred", "sleep", "process", "input", "model"]
     tool: str
     args: dict[str, Any]
     since: int = 0
@@ -45,8 +47,17 @@ class PendingCall(Struct, frozen=True, gc=False, omit_defaults=True):
     state: Any = None
 
 
+GOES_ON = ("sleep", "process", "model")
+"""Kinds of waits that end without a person and without a key: with time, or with the end of a process."""
+
+
+def answerable(calls: Iterable[PendingCall]) -> tuple[PendingCall, ...]:
+    """Return the waits that a person or an outside key can answer."""
+    return tuple([call for call in calls if call.kind not in GOES_ON])
+
+
 class Waiting(Struct, frozen=True, gc=False, tag="waiting"):
-    """The turn is parked on disk: it goes on when `calls` are answered, in whatever process."""
+    """The turn is parked on disk: it goes on when `calls` are answered or over, in whatever process."""
 
     calls: tuple[PendingCall, ...] = ()
 

@@ -1,8 +1,9 @@
 """Records: the journals of turns and of durable functions, answered from on replay.
 
 A turn is one `Said`, then what happened in order, then one `Closed`; once committed, its records are the nodes of the
-session. A record holds, besides its outcome, what was gathered since the record before it (`Slot`), so the newest
-record always tells the whole state.
+session. A turn that is continued has `Reopened` behind its `Closed`, and another `Closed` at its new end. A record
+holds, besides its outcome, what was gathered since the record before it (`Slot`), so the newest record always tells the
+whole state.
 
 In a durable function, every call of its context has a key: its number within its branch, after the branch's own key. A
 key that has a `Done` is never done again. `ordered`, on the first record of a journal, says that results were handed
@@ -13,7 +14,7 @@ Tags carry a version; a change that old readers cannot bear gets a new tag besid
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal, TypeAlias
 
 from msgspec import Struct
@@ -291,6 +292,14 @@ class Closed(Struct, frozen=True, gc=False, tag="closed.1", omit_defaults=True):
     rest: tuple[Replied | Called | Started | Faltered | Ended | Asking | Completed | Framed | Noted, ...] = ()
 
 
+class Reopened(Struct, frozen=True, gc=False, tag="reopened.1", omit_defaults=True):
+    """The turn ended without an answer, and is continued: `Closed` stands before it, and another one follows at its new
+    end. `by` is who asked for that."""
+
+    at: int = 0
+    by: str = ""
+
+
 class Spilled(Struct, frozen=True, gc=False, tag="spilled.1"):
     """Stands in a row for a record too large for one: its bytes are a blob beside the store."""
 
@@ -299,10 +308,30 @@ class Spilled(Struct, frozen=True, gc=False, tag="spilled.1"):
 
 
 Record: TypeAlias = (
-    Said | Joined | Replied | Called | Started | Faltered | Ended | Asking | Completed | Framed | Noted | Closed
+    Said
+    | Joined
+    | Replied
+    | Called
+    | Started
+    | Faltered
+    | Ended
+    | Asking
+    | Completed
+    | Framed
+    | Noted
+    | Closed
+    | Reopened
 )
 RecordRow: TypeAlias = Record | Spilled
 """What a node's row may hold."""
+
+
+def since_reopened(records: Sequence[Record]) -> Sequence[Record]:
+    """Return the records since a turn was continued last; all of them for a turn that never was."""
+    for index in range(len(records) - 1, 0, -1):
+        if type(records[index]) is Reopened:
+            return records[index + 1 :]
+    return records
 
 
 def slots(records: Iterable[Record]) -> Iterator[Slot]:

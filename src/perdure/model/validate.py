@@ -153,7 +153,8 @@ AGENT_KEYWORDS = {
         _PLUGINS,
     ),
     **dict.fromkeys(("deps", "deps_type", "context", "dependencies"), _DEPS),
-    **dict.fromkeys(("retries", "tool_retries", "max_retries"), "retries= of each tool: @tool(retries=2)"),
+    **dict.fromkeys(("max_retries", "retry"), "retries="),
+    "tool_retries": "retries= of each tool: @tool(retries=2)",
     **dict.fromkeys(
         ("memory", "checkpointer", "store", "session", "db"), "a Runtime: Runtime('agent.db', agents=[agent])"
     ),

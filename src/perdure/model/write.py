@@ -161,6 +161,25 @@ class Resume(Write[Row | None], Generic[Row], frozen=True, gc=False):
 # ---------------------------------------------------------------------- of turns
 
 
+class ReopenTurn(Write["SessionRow | None"], frozen=True, gc=False):
+    """Continue the last turn of a session, which ended without an answer; `worker` claims it. None: it is not the last
+    one any more, or another turn is open.
+
+    `node` is the record of it, behind the turn's last one. The head moves back to `head`, the committed turn before.
+    `settings` replaces those of the session, if they are `expected` still. A turn that is open or was continued by
+    another write is left as it is.
+    """
+
+    session_id: str
+    turn: int
+    head: int
+    node: Node
+    at: int
+    worker: str | None = None
+    settings: bytes | None = None
+    expected: bytes = b""
+
+
 class Accepted(Struct, frozen=True, gc=False):
     """`turn` is the input's ordinal. `opened`: it is the session's open turn now. `known`: the key was seen before.
     `granted` is what is reserved for the first call of the turn."""

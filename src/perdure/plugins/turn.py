@@ -33,7 +33,7 @@ from perdure.model.plugin import (
     PromptPart,
     Seam,
 )
-from perdure.model.record import Framed, Noted, Said, Slot
+from perdure.model.record import Framed, Noted, Said, Slot, since_reopened
 from perdure.model.tool import ToolOutcome, ToolSpec
 from perdure.plugins import decisions
 from perdure.plugins.calls import (
@@ -436,7 +436,7 @@ class TurnPlugins:
                 tools.update(slot.tool_state or {})
                 recorded.update({name: each.revision for name, each in (slot.snapshots or {}).items()})
         run = self._run
-        asked = ledger(run.records) if run.noted else None
+        asked = ledger(since_reopened(run.records)) if run.noted else None
         return End(outcome, run.machine.state.usage, last, asked, tools or None, recorded or None)
 
     # ------------------------------------------------------------------ answers

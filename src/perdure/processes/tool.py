@@ -25,6 +25,7 @@ from msgspec import Struct, ValidationError
 from msgspec.structs import replace
 
 from perdure.engine.control import CANCEL_GRACE
+from perdure.engine.retry import is_over, kept_due, next_due
 from perdure.engine.waiters import current_metadata, on_thread_of
 from perdure.errors import Fenced, InvalidProcess, StoreError, TimedOut, ToolError
 from perdure.model.codec import clean, convert, encode_checked
@@ -63,7 +64,7 @@ from perdure.ports.tool import Handles
 from perdure.tools.artifacts import in_the_past
 from perdure.tools.attempt import (
     NOT_BEGUN,
-    TOOL_RETRIES,
+    Again,
     AttemptEnd,
     Attempts,
     Conclude,
@@ -239,6 +240,7 @@ class ToolWork:
         recovery: Any = "rerun" if self._spec.recovery == "rerun" else "once"
         self._contract = replace(self._spec, recovery=recovery, approval="never")
         self.attempts = self.repeated = 0
+        self._failed_since: int | None = None
 
     async def go(self, records: Sequence[StepRecord]) -> ProcessOutcome:
         """Take it from where its records leave it to its end, or to where it parks."""
@@ -248,13 +250,15 @@ class ToolWork:
             return self._given_up("it was begun, and nobody saw it end")
         if isinstance(last, StepFaltered | Begun):
             self.attempts = last.attempt
+        failed = (each.at for each in records if isinstance(each, StepFaltered) and each.code != NOT_BEGUN.code)
+        self._failed_since = next(failed, None)
         self.attempts += min(self._run.row.takeovers, deaths)
         self.repeated = deaths
         if self._contract.recovery == "rerun":
             self.repeated += sum(isinstance(each, Begun) for each in records)
         try:
             if isinstance(last, StepFaltered):
-                await self._until(TOOL_RETRIES.due(last.due, self._clock.now()))
+                await self._until(kept_due(self._ready.entry.retries, last.due, self._clock.now()))
             while True:
                 await self._may_begin()
                 outcome = await self._settled(await self._attempt())
@@ -406,12 +410,14 @@ class ToolWork:
 
     async def _settled(self, end: AttemptEnd) -> ProcessOutcome | None:
         """How the process ends; None when there is another attempt."""
-        stop, counts = self._stop, Attempts(True, self.attempts, self.repeated)
-        verdict = settle(end, counts, self._contract, stop)
+        stop, counts, now = self._stop, Attempts(True, self.attempts, self.repeated), self._clock.now()
+        retries, since = self._ready.entry.retries, self._failed_since or now
+        over = isinstance(end, Again) and is_over(retries, end.after, now, since)
+        verdict = settle(end, counts, self._contract, stop, room=not over)
         match verdict:
             case TryAgain(failed, after):
-                delay = TOOL_RETRIES.delay(self.attempts - self.repeated, after, self._home.random)
-                await self._put_off(failed, self._clock.now() + round(delay * 1000))
+                self._failed_since, failures = since, self.attempts - self.repeated
+                await self._put_off(failed, next_due(retries, failures, after, now, since, self._home.random) or now)
                 return None
             case Withdraw():
                 self.attempts -= 1

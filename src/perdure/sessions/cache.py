@@ -11,20 +11,22 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any, Generic, Protocol, TypeVar
 
-from perdure.engine.driver import Run, decode_cancel
+from msgspec.structs import replace
+
+from perdure.engine.driver import SPARE, Run, decode_cancel
 from perdure.engine.journal import load, load_turns
 from perdure.engine.limits import RequestSizes
 from perdure.engine.waits import asked, named, recalled
-from perdure.errors import BlobMissing, SessionDeleted, StoreDamaged
+from perdure.errors import BlobMissing, CannotRetry, SessionDeleted, StoreDamaged
 from perdure.graph.cells import Cell, PastCells
 from perdure.graph.view import Stretch, TurnReader, View, stretches, with_text
 from perdure.model.codec import encode
-from perdure.model.ids import call_in, turn_id
+from perdure.model.ids import MAX_ORDINAL, call_in, turn_id
 from perdure.model.llm import Usage
 from perdure.model.message import Message, Text
-from perdure.model.outcome import Finished, Outcome, PendingCall, Queued, Waiting
+from perdure.model.outcome import Finished, Outcome, PendingCall, Queued, Waiting, answerable
 from perdure.model.record import Closed, Record, Replied
-from perdure.model.session import SessionRow, WaitRow, load_settings
+from perdure.model.session import SessionRow, WaitRow, dump_settings, load_settings
 from perdure.model.tool import Cancelled
 from perdure.ports.store import Store
 from perdure.sessions.definition import Definition, plainly
@@ -62,6 +64,31 @@ class Archive:
                 raise StoreDamaged(f"session {row.id}", f"turn {turn} has no records")
             return records
 
+    async def retriable(self, row: SessionRow) -> tuple[Outcome, int]:
+        """How the last turn ended, and the ordinal of a record behind its own. Raises CannotRetry where there is no
+        room for one."""
+        found = await load_turns(self._store, row.sid, row.head, row.head)
+        closed = found[0].closed if found else None
+        if closed is None:
+            raise StoreDamaged(f"session {row.id}", f"turn {row.head} is its head and has no end")
+        count = len(found[0].records)
+        if closed.rest or count + SPARE > MAX_ORDINAL:
+            raise CannotRetry(turn_id(row.id, row.head), "it has no room for more records: say something new")
+        return closed.outcome, count
+
+    async def before(self, row: SessionRow, turn: int) -> tuple[int, bytes | None]:
+        """The head of a session before a committed turn; and its settings with the prelude that this turn recorded, if
+        it recorded one."""
+        prelude = (await load_turns(self._store, row.sid, turn, turn))[0].last_end
+        settings = None
+        if prelude is not None and prelude.prelude:
+            settings = dump_settings(replace(load_settings(row.settings), prelude=prelude.prelude))
+        for number in range(turn - 1, 0, -1):
+            found = await load_turns(self._store, row.sid, number, number)
+            if found and found[0].closed is not None:
+                return number, settings
+        return 0, settings
+
     async def joined(self, row: SessionRow, turn: int) -> int:
         """The turn that an input opened, or was delivered into."""
         found = await load_turns(self._store, row.sid, turn, turn)
@@ -83,7 +110,7 @@ class Archive:
             row.id,
             row.agent,
             with_text(closed.outcome, own.messages),
-            closed.usage,
+            found[0].usage,
             found[0].records,
             past.messages,
             self._revive(row),
@@ -121,7 +148,7 @@ class Archive:
         """A turn that waits."""
         assert row.turn is not None
         records = await self.records(row, row.turn)
-        outcome = Waiting(await self.pending(row))
+        outcome = Waiting(await self.waits(row))
         usage = sum((usage_of(r) for r in records if isinstance(r, Replied)), Usage())
         closed = Closed(outcome, usage)
         return TurnResult(turn_id(row.id, row.turn), row.id, row.agent, outcome, usage, [*records, closed], past)
@@ -133,10 +160,12 @@ class Archive:
         return TurnResult(turn_id(row.id, turn), row.id, row.agent, outcome, Usage(), records, past)
 
     async def pending(self, row: SessionRow) -> tuple[PendingCall, ...]:
-        """What the open turn waits for from outside, in the order in which it was asked for. Ends of processes come by
-        themselves."""
-        rows = [w for w in await self._store.waits(row.sid) if w.state == "open" and w.kind != "process"]
-        waits = await asked(self._store, rows)
+        """The open turn's waits that a person or an outside key can answer, in the order of their calls."""
+        return answerable(await self.waits(row))
+
+    async def waits(self, row: SessionRow) -> tuple[PendingCall, ...]:
+        """All open waits of the open turn, in the order of their calls."""
+        waits = await asked(self._store, [w for w in await self._store.waits(row.sid) if w.state == "open"])
         return tuple(sorted(waits, key=lambda p: [int(n) for n in call_in(row.id, p.call_id)[1].split(".")]))
 
     async def recalled(self, row: SessionRow, wait_id: str) -> WaitRow | None:
@@ -198,7 +227,7 @@ class Archive:
             if [turn.number for turn in found] != list(range(begin, end + 1)):
                 raise StoreDamaged(f"session number {sid}", f"a turn between {begin} and {end} is missing")
             for turn in found:
-                closed = turn.closed
+                closed = turn.closed if turn.number != last or ordinal is None else turn.last_end
                 if closed is None:
                     continue  # an input that was delivered into another turn, or a note that still waits for one
                 records = turn.records if turn.number != last or ordinal is None else turn.records[: ordinal + 1]

@@ -27,6 +27,7 @@ from perdure.model.command import CommandHold
 from perdure.model.llm import DEFAULT_SETTINGS, Delta, ModelChoice, ModelRequest, ModelSettings
 from perdure.model.message import Scalar
 from perdure.model.outcome import Finished
+from perdure.model.retries import Retries
 from perdure.model.session import (
     SessionRow,
     Settings,
@@ -79,6 +80,7 @@ class Definition(Struct):
     protocol: TurnProtocol = NATIVE
     wait_for_commands: CommandHold | None = None
     code: CPython | None = None
+    retries: Retries | None = None
 
     def __post_init__(self) -> None:
         self.models = candidates(self.provider)  # made once, and again when a turn chooses another provider
@@ -98,6 +100,11 @@ class Definition(Struct):
         """The definition with the instructions that its function has made."""
         both = [each for each in (text, self.instructions) if each]
         return replace(self, instructions="\n\n".join(both), instruct=None)
+
+
+def with_retries(definition: Definition, usual: Retries) -> Definition:
+    """Return the definition with these retries of model calls, unless its agent has its own."""
+    return definition if definition.retries is not None else replace(definition, retries=usual)
 
 
 def answering(definition: Definition, schema: dict[str, Any]) -> Definition:

@@ -13,13 +13,24 @@ from perdure.engine.lease import Worker
 from perdure.engine.limits import Reserved
 from perdure.engine.waiters import depth
 from perdure.engine.waits import named, whole
-from perdure.errors import BlobMissing, InvalidDefinition, InvalidInput, KeyConflict, quoted
+from perdure.errors import BlobMissing, CannotRetry, InvalidDefinition, InvalidInput, KeyConflict, quoted
 from perdure.model import validate
 from perdure.model.codec import clean_message, clean_text, encode, encode_checked
+from perdure.model.ids import turn_id
 from perdure.model.llm import ModelChoice
 from perdure.model.message import FILES, InputContent, Message, Scalar, Stored, Text
-from perdure.model.record import InputKind, Said, Spilled, SteerBoundary
-from perdure.model.session import Answer, CancelRequest, SessionRow, WaitRow
+from perdure.model.outcome import (
+    BudgetSpent,
+    Finished,
+    Incomplete,
+    LimitReached,
+    PluginAborted,
+    ProviderFailed,
+    kind_of,
+)
+from perdure.model.record import InputKind, Reopened, Said, Spilled, SteerBoundary
+from perdure.model.session import Answer, CancelRequest, Node, SessionRow, WaitRow
+from perdure.model.tool import Failed
 from perdure.model.write import (
     Accept,
     Accepted,
@@ -27,6 +38,7 @@ from perdure.model.write import (
     CancelReceipt,
     CancelStatus,
     Delete,
+    ReopenTurn,
     Resolve,
     Resolved,
     Resume,
@@ -258,6 +270,8 @@ async def find_agent(
 
 # What is asked of the turns of sessions from outside, durably: answers to their waits, cancels, resuming, deletion.
 
+RETRIABLE = (ProviderFailed, BudgetSpent, LimitReached, PluginAborted, Incomplete, Failed)
+"""Ends without an answer that a turn can be continued after."""
 SETTLEMENTS = ("rerun", "done", "failed")
 
 
@@ -294,6 +308,10 @@ class TurnRequests:
         if wait is not None:
             return replace(resolved, wait=wait)
         return await self._too_late(wait_id, answer) or Resolved("unknown")
+
+    async def expire(self, wait_id: str) -> bool:
+        """End a wait whose time is up, and work on its turn if this Runtime may. True if it was open."""
+        return (await self.resolve(wait_id, None)).status == "accepted"
 
     async def ended(self, wait_id: str) -> WaitRow | None:
         """How a wait has ended, also one of a committed turn; None while it is open, and where there was none."""
@@ -346,6 +364,35 @@ class TurnRequests:
         if row is not None:
             self._turns.go_on(row)
         return row is not None
+
+    async def reopen(self, row: SessionRow, turn: int, by: str) -> None:
+        """Continue the last turn of a session, and work on it if this Runtime may. Raises CannotRetry."""
+        name = turn_id(row.id, turn)
+        if turn < row.head or (row.turn is not None and turn < row.turn):
+            raise CannotRetry(name, "a later turn was begun: say something new")
+        if turn == row.turn:
+            return  # another caller was first, or it has not ended: its end is waited for
+        if turn != row.head:
+            raise CannotRetry(name, "it has not begun")
+        outcome, ordinal = await self._archive.retriable(row)
+        if not isinstance(outcome, RETRIABLE):
+            why = "it has an answer" if isinstance(outcome, Finished) else f"it ended as {kind_of(outcome)}"
+            raise CannotRetry(name, f"{why}: say something new")
+        node = Node(ordinal, encode(Reopened(self._clock.now(), by)))
+        head, settings = await self._archive.before(row, turn)
+        worker = self._turns.worker_for(row.agent)
+        write = ReopenTurn(row.id, turn, head, node, self._clock.now(), worker, settings, row.settings)
+        after = await self._turns.runner.write(row.id, write)
+        if after is None:
+            raise CannotRetry(name, "another turn was begun meanwhile")
+        if after.turn == turn:
+            self._turns.go_on(after)
+
+    async def retry_now(self, row: SessionRow, by: str) -> bool:
+        """Make the next attempt of a parked turn's model call at once. True if the turn waited for one."""
+        waits = [w for w in await self._store.waits(row.sid) if w.state == "open" and w.kind == "model"]
+        done = [(await self.resolve(wait.id, Answer("rerun", by=by))).status == "accepted" for wait in waits]
+        return any(done)
 
     async def delete(self, session_id: str, unused_since: int | None = None) -> bool:
         """Delete a session; with `unused_since` only if nothing has happened to it since then. False: it was not."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from perdure.engine.admission import TurnPlaces
 from perdure.engine.lease import Worker
@@ -13,7 +13,7 @@ from perdure.engine.waiters import Deadlocks, Waiters, in_hand
 from perdure.errors import PerdureError, SessionDeleted, TurnFailed, UnknownSession
 from perdure.model.event import AnyEvent, Gap, Retracted, TextDelta, TurnCommitted, TurnStarted, WaitingFor
 from perdure.model.ids import MAX_TURN, split, turn_id
-from perdure.model.outcome import Outcome, Queued
+from perdure.model.outcome import Outcome, Queued, answerable
 from perdure.model.session import AWAITS_PROCESSES, SessionRow, WorkerRow
 from perdure.observe.feed import Feed, FeedReader
 from perdure.ports.store import Store
@@ -22,10 +22,23 @@ from perdure.sessions.definition import Definition
 from perdure.sessions.result import TurnResult
 from perdure.tools.answer import NOTHING, PartialOutput
 
+TurnFuture: TypeAlias = "asyncio.Future[TurnResult[Any] | None]"
+Asker: TypeAlias = Literal["host", "reader", "work"]
+
+MAX_TIMER = 86_400.0
+"""Seconds: event loops refuse timers that are far away."""
+
+
+def _give_up(future: TurnFuture) -> None:
+    if not future.done():
+        future.set_result(None)
+
 
 class TurnOutcomes:
-    """`waiters` wait for the end of a turn, by session and number; `_hosts` are those that are also answered when their
-    turn is only queued. Both live on the event loop."""
+    """`waiters` wait for the end of a turn, by session and number. `_hosts` are those that are also answered when their
+    turn is only queued; `_bounded` those that wait for a parked turn only so long, with the seconds that are left.
+    `_timers` run while the turn is parked: each with the time when it began. All of them live on the event loop.
+    """
 
     def __init__(  # noqa: PLR0913  # each is another place where an outcome is found
         self,
@@ -37,30 +50,51 @@ class TurnOutcomes:
         deadlocks: Deadlocks,
         activity: Activity,
         places: TurnPlaces,
+        wait_for: float | None = None,
     ) -> None:
-        self._places = places
+        self._places, self._wait_for = places, wait_for
         self._store, self._worker, self._definitions = store, worker, definitions
         self._cache, self._archive, self._deadlocks, self._activity = cache, archive, deadlocks, activity
-        self.waiters: Waiters[int, TurnResult[Any]] = Waiters()
-        self._hosts: set[asyncio.Future[TurnResult[Any]]] = set()
+        self.waiters: Waiters[int, TurnResult[Any] | None] = Waiters()
+        self._hosts: set[TurnFuture] = set()
+        self._bounded: dict[TurnFuture, float] = {}
+        self._timers: dict[TurnFuture, tuple[asyncio.TimerHandle, float]] = {}
 
-    async def wait(self, session_id: str, turn: int, known: bool, host: bool = False) -> TurnResult[Any]:
-        """How a turn ends or parks. `known`: it may have done so already. `host`: also that it is queued."""
+    async def wait(self, session_id: str, turn: int, known: bool, who: Asker = "work") -> TurnResult[Any]:
+        """Return how a turn ends, or its waits. `known`: it may have ended already.
+
+        A "host" is also told that the turn is queued. It and a "reader" are told after `wait_for` seconds that a turn
+        is parked which goes on by itself; "work" waits without end.
+        """
+        while True:
+            result = await self._next_end(session_id, turn, known, who)
+            if result is None:  # the turn was parked for too long
+                result = await self._parked(session_id, turn, who)
+            if result is not None:
+                return result
+            known = True
+
+    async def _next_end(self, session_id: str, turn: int, known: bool, who: Asker) -> TurnResult[Any] | None:
+        """Wait once: return the result, or None if the waiter's time for parked turns is over."""
         # Registered before the store is read: the turn may end in between, and its end is announced once.
         future = self.waiters.expect(session_id, turn)
-        if host:
-            self._hosts.add(future)
-            future.add_done_callback(self._hosts.discard)
+        if who != "work":
+            if who == "host":
+                self._hosts.add(future)
+            if self._wait_for is not None:
+                self._bounded[future] = self._wait_for
+            future.add_done_callback(self._forget)
         try:
             # A task of this Runtime that works on the turn publishes its events first, then its end.
             task = self._cache.tasks.get(session_id)
             if task is None or (known and task.turn != turn):
                 result = await self.on_disk(session_id, turn)
-                if result is None and host:
+                if result is None and who == "host":
                     result = await self.queued(session_id, turn)
                 if result is not None:
                     self._withdraw(session_id, turn, future)
                     return result
+                await self._compare(session_id)
             inside = self._deadlocks.check((session_id, turn))
         except BaseException:  # also a cancellation: the future would be kept for ever
             self._withdraw(session_id, turn, future)
@@ -71,10 +105,72 @@ class TurnOutcomes:
         with self._deadlocks.waiting((session_id, turn)):
             return await future
 
-    def _withdraw(self, session_id: str, turn: int, future: asyncio.Future[TurnResult[Any]]) -> None:
+    def _withdraw(self, session_id: str, turn: int, future: TurnFuture) -> None:
         """Its task waits no more."""
-        self._hosts.discard(future)
+        self._forget(future)
         self.waiters.withdraw(session_id, turn, future)
+
+    def _forget(self, future: TurnFuture) -> None:
+        self._hosts.discard(future)
+        self._bounded.pop(future, None)
+        if (timer := self._timers.pop(future, None)) is not None:
+            timer[0].cancel()
+
+    # ------------------------------------------------------------------ turns that are parked and go on by themselves
+
+    def parked(self, session_id: str) -> None:
+        """Start the timers of bounded waiters, because the turn of a session was parked."""
+        if not self._bounded:
+            return
+        loop = asyncio.get_running_loop()
+        for turn in self.waiters.parts(session_id):
+            for future in self.waiters.of(session_id, turn):
+                if (left := self._bounded.get(future)) is not None and future not in self._timers:
+                    handle = loop.call_later(min(max(left, 0), MAX_TIMER), _give_up, future)
+                    self._timers[future] = handle, loop.time()
+
+    def resumed(self, session_id: str) -> None:
+        """Stop the timers of waiters, because the turn goes on."""
+        if not self._timers:
+            return
+        now = asyncio.get_running_loop().time()
+        for turn in self.waiters.parts(session_id):
+            for future in self.waiters.of(session_id, turn):
+                if (timer := self._timers.pop(future, None)) is not None:
+                    timer[0].cancel()
+                    self._bounded[future] -= now - timer[1]
+
+    async def _compare(self, session_id: str) -> None:
+        """Start or stop the timers of waiters by the row of a session that no task here works on."""
+        if self._bounded and session_id not in self._cache.tasks:
+            row = await self._store.session(session_id)
+            if row is not None and row.state == "parked":
+                self.parked(session_id)
+            else:
+                self.resumed(session_id)
+
+    async def _parked(self, session_id: str, turn: int, who: Asker) -> TurnResult[Any] | None:
+        """Return the result for a waiter whose time is over; None if the turn is no longer parked."""
+        row = await self._store.session(session_id)
+        if row is None or row.deleted or row.turn is None or row.state != "parked":
+            return None
+        if await self._archive.joined(row, turn) == row.turn:
+            return await self._archive.parked(row, (await self._cache.view(row)).messages)
+        return await self._behind(row, turn) if who == "host" and row.turn < turn else None
+
+    async def _behind(self, row: SessionRow, turn: int) -> TurnResult[Any]:
+        """Return a result that says that a turn is queued behind a parked one."""
+        assert row.turn is not None
+        ahead, calls = turn_id(row.id, row.turn), await self._archive.waits(row)
+        waits = ", ".join(f"{call.tool} ({call.call_id})" for call in calls)
+        why = f"turn {ahead} waits for an answer to {waits}: it goes first, so answer that, or cancel it"
+        if not answerable(calls):
+            why = f"turn {ahead} waits for {waits}, and goes on by itself: this turn runs after it"
+        return await self._archive.queued(row, turn, Queued(ahead, calls, why))
+
+    async def _goes_on(self, row: SessionRow) -> bool:
+        """True if a parked turn waits for nothing that a person or an outside key can answer."""
+        return row.reason == AWAITS_PROCESSES or not await self._archive.pending(row)
 
     def session_deleted(self, session_id: str) -> None:
         """Stop what runs of it, and answer the tasks that wait for its turns."""
@@ -112,7 +208,7 @@ class TurnOutcomes:
             raise SessionDeleted(session_id)
         turn = await self._archive.joined(row, turn)
         result = await self._archive.result(row, turn)
-        if result is None and row.turn == turn and row.state == "parked" and row.reason != AWAITS_PROCESSES:
+        if result is None and row.turn == turn and row.state == "parked" and not await self._goes_on(row):
             return await self._archive.parked(row, (await self._cache.view(row)).messages)
         result = result or await self._archive.refused(row, turn)
         if result is None and row.turn is not None and row.turn <= turn and row.state == "stuck":
@@ -136,6 +232,7 @@ class TurnOutcomes:
                 if result is not None:
                     self.waiters.resolve(session_id, turn, result)
         await self.answer_queued(session_id)
+        await self._compare(session_id)
 
     async def answer_queued(self, session_id: str) -> None:
         """Answer hosts that wait for a turn of a session which cannot begin now with the reason; others wait on."""
@@ -153,13 +250,10 @@ class TurnOutcomes:
         row = await self._store.session(session_id)
         if row is None or row.deleted or row.turn is None or turn < row.turn:
             return None
-        if row.state == "parked" and row.reason == AWAITS_PROCESSES:
-            return None  # it goes on by itself
+        if row.state == "parked" and await self._goes_on(row):
+            return None
         if row.state == "parked" and row.turn < turn:
-            ahead, calls = turn_id(session_id, row.turn), await self._archive.pending(row)
-            waits = ", ".join(f"{call.tool} ({call.call_id})" for call in calls)
-            why = f"turn {ahead} waits for an answer to {waits}: it goes first, so answer that, or cancel it"
-            return await self._archive.queued(row, turn, Queued(ahead, calls, why))
+            return await self._behind(row, turn)
         if row.state == "open" and (held := self._store.held()) is not None:
             return await self._archive.queued(row, turn, Queued(None, (), held))
         if self._places.expects(session_id):

@@ -13,7 +13,7 @@ from perdure.model import validate
 from perdure.model.codec import copied
 from perdure.model.llm import ModelRecord, Usage
 from perdure.model.message import Message
-from perdure.model.outcome import Finished, Outcome, PendingCall, Queued, Waiting, kind_of
+from perdure.model.outcome import Finished, Outcome, PendingCall, Queued, Waiting, answerable, kind_of
 from perdure.model.plugin import Issue
 from perdure.model.record import Record, slots
 from perdure.model.tool import ToolRecord
@@ -154,8 +154,10 @@ class TurnResult(Generic[T_co]):
 
     @property
     def pending(self) -> tuple[PendingCall, ...]:
-        """What it waits for: approvals, settlements, outside completions. Of a queued one, what stands before it."""
-        return self.outcome.calls if isinstance(self.outcome, Waiting | Queued) else ()
+        """The waits that a person or an outside key can answer: approvals, settlements, questions, completions. A
+        queued turn has those of the turn before it. `outcome.calls` has all waits, also those for time, a model, a
+        command, a subagent or a process."""
+        return answerable(self.outcome.calls) if isinstance(self.outcome, Waiting | Queued) else ()
 
     @property
     def tool_calls(self) -> list[ToolRecord]:

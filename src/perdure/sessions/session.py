@@ -29,6 +29,7 @@ from perdure.engine.waiters import NEXT
 from perdure.engine.waits import asked, ending, wait_id
 from perdure.errors import (
     AlreadyAnswered,
+    CannotRetry,
     InvalidCommand,
     InvalidInput,
     KeyConflict,
@@ -54,7 +55,7 @@ from perdure.model.event import AnyEvent
 from perdure.model.llm import ModelChoice, ModelSettings, Usage
 from perdure.model.message import InputContent, Message, Scalar
 from perdure.model.monitor import MonitorSnapshot, MonitorSpec, read_spec
-from perdure.model.outcome import LimitReached, PendingCall
+from perdure.model.outcome import PendingCall
 from perdure.model.plugin import PromptPart
 from perdure.model.process import ProcessRow, WakePolicy
 from perdure.model.record import Ended, InputKind, Said, SteerBoundary
@@ -88,8 +89,6 @@ R = TypeVar("R")
 MAX_TITLE = 200
 
 
-GO_ON = "Go on where you were stopped."
-
 WAITS_FOR = {
     "approval": "an approval",
     "input": "an answer to what it asks",
@@ -97,9 +96,9 @@ WAITS_FOR = {
     "deferred": "its completion from outside",
     "sleep": "a time",
     "process": "the end of processes",
+    "model": "the next attempt of a model call",
 }
 """What a call waits for, for who gives it something else."""
-"""What a session is told that is resumed after a limit has stopped it."""
 
 
 class Receipt(Generic[T_co]):
@@ -115,7 +114,7 @@ class Receipt(Generic[T_co]):
         self._session, self.turn_id, self.known = session, turn_id, known
 
     async def result(self, timeout: float | None = None) -> TurnResult[T_co]:
-        """Wait until the turn ends or parks. Giving up the wait does not stop the turn."""
+        """Wait as `Session.run` does. Giving up the wait does not stop the turn."""
         validate.seconds(timeout)
         try:
             async with asyncio.timeout(timeout):
@@ -221,7 +220,10 @@ class Session(Generic[T_co]):
         metadata: Mapping[str, Scalar] | None = None,
         **foreign: Never,
     ) -> TurnResult[T_co]:
-        """Say something and wait until its turn ends or parks.
+        """Say something and wait until its turn ends, or waits for a person or an outside key.
+
+        While it waits for time, its model, commands, subagents or processes only, this goes on waiting, for up to
+        `Runtime(wait_for=60)` seconds in all; then the outcome is `Waiting`, and the turn goes on without this caller.
 
         `model` and `settings` are for this turn alone, and kept with the input. So is `metadata`, which its turn sees
         over that of the session.
@@ -251,10 +253,10 @@ class Session(Generic[T_co]):
         if accepted.row.owner != self._parts.worker.id:
             self._parts.relay.announce_write()
         if timeout is None:
-            return self.read(await self._parts.outcomes.wait(self.id, accepted.turn, accepted.known, host=True))
+            return self.read(await self._parts.outcomes.wait(self.id, accepted.turn, accepted.known, "host"))
         try:
             async with asyncio.timeout(timeout):
-                return self.read(await self._parts.outcomes.wait(self.id, accepted.turn, accepted.known, host=True))
+                return self.read(await self._parts.outcomes.wait(self.id, accepted.turn, accepted.known, "host"))
         except TimeoutError:
             turn = ids.turn_id(self.id, accepted.turn)
             await self.cancel(f"it did not end within {timeout:g} s", by="timeout", turn_id=turn)
@@ -401,12 +403,13 @@ class Session(Generic[T_co]):
     # ------------------------------------------------------------------ asking
 
     async def result(self, turn_id: str) -> TurnResult[T_co]:
-        """How a turn of this session ended or parked; waits for it. Works in any process, at any later time."""
-        return self.read(await self._parts.outcomes.wait(self.id, await self._turn(turn_id), known=True))
+        """How a turn of this session ended, or what it waits for; waits as `run` does, but for a queued turn without
+        end. Works in any process, at any later time."""
+        return self.read(await self._parts.outcomes.wait(self.id, await self._turn(turn_id), True, "reader"))
 
     async def result_or_queued(self, turn_id: str) -> TurnResult[T_co]:
         """What `run` returns, for a turn that was accepted before."""
-        return self.read(await self._parts.outcomes.wait(self.id, await self._turn(turn_id), known=True, host=True))
+        return self.read(await self._parts.outcomes.wait(self.id, await self._turn(turn_id), True, "host"))
 
     def read(self, result: TurnResult[Any]) -> TurnResult[T_co]:
         """A result with the output type of the agent that the session was opened with."""
@@ -658,18 +661,44 @@ class Session(Generic[T_co]):
         return status
 
     async def resume(self) -> bool:
-        """Work again on a turn that got stuck (`doctor` says why), or go on after one that a limit has stopped and that
-        was raised since. False when there is neither."""
+        """Work again on a turn that got stuck (`doctor` says why). True if one was. A turn that ended without an answer
+        is continued by `retry()`."""
         self._parts.mode.check()
-        if await self._parts.requests.resume(self.id, self.agent):
-            return True
-        row = await self._parts.store.session(self.id)
-        if row is None or row.turn is not None or not row.head or row.deleted:
-            return False
-        if not isinstance(await self._parts.archive.outcome(row, row.head), LimitReached):
-            return False
-        await self._parts.inbox.accept(self.id, self.agent, GO_ON, key=f"resume {row.head}")
-        return True
+        return await self._parts.requests.resume(self.id, self.agent)
+
+    async def retry(self, turn_id: str | None = None, *, by: str = "host") -> TurnResult[T_co]:
+        """Continue the last turn, which ended without an answer, and wait as `run` does.
+
+            result = await session.run("Book the trip.", key="trip-7")
+            if result.failed:                                  # ProviderFailed, BudgetSpent, LimitReached, …
+                result = await session.retry()
+
+        The turn keeps its input, its id and all that is recorded: no recorded call and no hook of it runs again. The
+        model is asked with that history, and the bounds of the agent count from zero. Its input's key answers with the
+        new end. Two callers at once continue it once. Raises CannotRetry for a turn that has an answer, was cancelled,
+        could not be asked (`InvalidInput`), or is not the last one any more.
+        """
+        return await (await self.reopen(turn_id, by=by)).result()
+
+    async def reopen(self, turn_id: str | None = None, *, by: str = "host") -> Receipt[T_co]:
+        """Do what `retry` does, and return as soon as it is on disk that the turn goes on."""
+        self._parts.mode.check()
+        row = await self._row()
+        turn = row.turn or row.head
+        if turn_id is not None:
+            turn = await self._parts.archive.joined(row, await self._turn(turn_id))
+        if not turn:
+            raise CannotRetry(f"{self.id}.1", "nothing was ever said to this session")
+        await self._parts.requests.reopen(row, turn, clean_text(by))
+        self._parts.relay.announce_write()
+        return Receipt(self, ids.turn_id(self.id, turn), True)
+
+    async def retry_now(self, *, by: str = "host") -> bool:
+        """Make the next attempt of a parked turn's model call at once. True if the turn waited for one."""
+        self._parts.mode.check()
+        done = await self._parts.requests.retry_now(await self._row(), clean_text(by))
+        self._parts.relay.announce_write()
+        return done
 
     async def approve(self, call_id: str, *, by: str = "host") -> None:
         """Let a call run that its tool declared with `approval="ask"`."""
@@ -713,7 +742,7 @@ class Session(Generic[T_co]):
         answer = Answer("cancelled", None, why, clean_text(by))
         encode_checked(answer, "the reason")
         rows = await self._parts.store.waits(row.sid)
-        waits = [wait for wait in rows if wait.state == "open" and wait.kind != "process"]
+        waits = [wait for wait in rows if wait.state == "open" and wait.kind not in ("process", "model")]
         taken_back = []
         for wait in sorted(waits, key=lambda each: [int(number) for number in each.call.split(".")]):
             found = await asked(self._parts.store, [wait])
@@ -839,7 +868,7 @@ class Session(Generic[T_co]):
         """The error of an answer that the call does not wait for; it says what the call waits for instead."""
         row = await self._parts.store.session(self.id)
         usable = row is not None and not row.deleted and row.cancel is None
-        waits = await self._parts.archive.pending(row) if row is not None and usable else ()
+        waits = await self._parts.archive.waits(row) if row is not None and usable else ()
         kind = next((each.kind for each in waits if each.call_id == call_id), None)
         return UnknownCall(call_id) if kind is None else UnknownCall(call_id, f"it waits for {WAITS_FOR[kind]}")
 
@@ -940,7 +969,7 @@ class TurnStream(Generic[T_co]):
             await parts.relay.follow(session.id, accepted.row, since=accepted.turn)
             self._follows = True
             parts.relay.announce_write()
-        self._done = asyncio.create_task(parts.outcomes.wait(session.id, accepted.turn, accepted.known, host=True))
+        self._done = asyncio.create_task(parts.outcomes.wait(session.id, accepted.turn, accepted.known, "host"))
         return self
 
     async def __aexit__(

@@ -414,7 +414,7 @@ class TurnEngine:
             before = page[-1].pid
 
 
-def _result_of(future: asyncio.Future[TurnResult[Any]], turn: str) -> TurnResult[Any]:
+def _result_of(future: asyncio.Future[TurnResult[Any] | None], turn: str) -> TurnResult[Any] | None:
     error = future.exception()
     if error is None or isinstance(error, SessionDeleted | StoreError | RuntimeClosed):
         return future.result()

@@ -32,6 +32,7 @@ from perdure.engine.lease import Worker
 from perdure.engine.limits import Reserved, SpendLimits, TurnSpending
 from perdure.engine.model_call import ModelCaller
 from perdure.engine.rate_limits import RateLimits
+from perdure.engine.retry_queue import RetryQueue
 from perdure.engine.runner import Activity, RuntimeMode, ScopeRunner, Supervisor
 from perdure.engine.waiters import CurrentWork, Deadlocks, current_metadata, lend_while_waiting, set_origin
 from perdure.errors import (
@@ -45,7 +46,7 @@ from perdure.errors import (
 )
 from perdure.graph.cells import Cell
 from perdure.graph.commit import End, ledger
-from perdure.graph.view import View
+from perdure.graph.view import Turn, View
 from perdure.model.agent import Caller
 from perdure.model.codec import clean_text
 from perdure.model.command import COMMAND_KIND
@@ -55,10 +56,10 @@ from perdure.model.ids import turn_id
 from perdure.model.limit import Spending
 from perdure.model.message import Metadata, Scalar
 from perdure.model.monitor import PluginMonitor
-from perdure.model.outcome import Waiting
+from perdure.model.outcome import Waiting, answerable
 from perdure.model.plugin import Issue
 from perdure.model.process import ProcessRow
-from perdure.model.record import Asking, Closed, Delivered, Framed, Record, Replied, Said
+from perdure.model.record import Asking, Closed, Delivered, Framed, Record, Replied, Said, since_reopened
 from perdure.model.session import CancelRequest, InboxRow, SessionRow, load_settings, metadata_for
 from perdure.model.spending import HOUR, UsageRow
 from perdure.model.transcript import Transcript
@@ -79,7 +80,7 @@ from perdure.sessions.setup import Setup, changed, equip, lean, probe_of
 from perdure.sessions.usage import TURNS, turn_costs
 from perdure.tools.cells import Cells
 from perdure.tools.dispatcher import Dispatcher
-from perdure.turn.machine import Machine, TurnState
+from perdure.turn.machine import Machine, Phase, TurnState
 
 log = logging.getLogger("perdure.sessions")
 
@@ -169,6 +170,7 @@ class Turns:
         ports: TurnPorts,
         traces: TraceSink | None,
         spend_limits: SpendLimits | None,
+        retries: RetryQueue,
         prices: Prices | None,
         places: TurnPlaces,
     ) -> None:
@@ -179,7 +181,10 @@ class Turns:
         self._ports, self._traces, self.spend_limits = ports, traces, spend_limits
         self.store, self.clock = dispatcher.store, dispatcher.clock
         self.cells = Cells(dispatcher, self._past_cells)
-        caller = ModelCaller(dispatcher.admit, dispatcher.random, dispatcher.store.blobs, limits, prices=prices)
+        self.retries = retries
+        caller = ModelCaller(
+            dispatcher.admit, dispatcher.random, dispatcher.store, limits, retries, dispatcher.park_after, prices
+        )
         self._handlers: dict[type[Effect], Handler] = {
             CallModel: caller.call,
             RunTools: dispatcher.run,
@@ -240,6 +245,7 @@ class Turns:
         if opening is None:
             self._ports.resumed()
             self.parked.drop(row.id)
+            self.outcomes.resumed(row.id)
         task = self.cache.tasks.get(row.id)
         before = task
         if task is None:
@@ -479,7 +485,7 @@ class Turns:
         except TurnCancelled:
             run.unprepared()
         except NotPrepared as failed:
-            if run.resumed:
+            if run.resumed and run.machine.state.phase is not Phase.OPENING:
                 raise
             log.warning("turn %s fails: %s", run.turn_id, failed)
             run.unprepared(failed)
@@ -593,7 +599,9 @@ class Turns:
                 outcome = await plugins.close(outcome)
             slot = run.slot()
             if plugins is None or not plugins.remembers:
-                end = End(outcome, run.machine.state.usage, slot, ledger(run.records) if run.noted else None)
+                end = End(
+                    outcome, run.machine.state.usage, slot, ledger(since_reopened(run.records)) if run.noted else None
+                )
             else:
                 end = plugins.end(outcome, slot)
             if row.head == 0 and row.settings:
@@ -602,7 +610,8 @@ class Turns:
                 end = replace(end, children=True)
             if end.usage.calls or end.usage.unknown or end.ledger is not None:
                 at, model, models, own = 0, "", 0, False
-                for record in run.records:
+                recent = since_reopened(run.records) if run.resumed else run.records
+                for record in recent:
                     if type(record) is Replied:
                         models += not models or record.model != model
                         model, at = record.model, record.at
@@ -610,7 +619,7 @@ class Turns:
                         own = bool(record.metadata)
                 at = at or self.clock.now()
                 hour = at - at % HOUR
-                if models > 1 or end.ledger is not None or row.settings or own:
+                if models > 1 or end.ledger is not None or row.settings or own or recent is not run.records:
                     costs = await turn_costs(self.store, row, run, end, hour)
                 else:
                     costs = (UsageRow(row.sid, hour, TURNS, model, "{}", row.id, row.agent, (), end.usage),)
@@ -637,9 +646,11 @@ class Turns:
         end = End(Waiting(ended.calls), machine.state.usage, machine.slot()) if isinstance(ended, Parked) else ended.end
         at = 0 if isinstance(ended, Parked) else ended.row.updated  # as it is on disk
         closed = Closed(end.outcome, end.usage, None, at, end.slot, end.ledger, end.prelude)
-        records = [*run.records, closed]
+        records, usage = [*run.records, closed], end.usage
+        if run.resumed:
+            usage = Turn(scope.turn, records).usage
         result: TurnResult[Any] = TurnResult(
-            run.turn_id, scope.session_id, run.agent.name, end.outcome, end.usage, records, past, run.agent.revive, late
+            run.turn_id, scope.session_id, run.agent.name, end.outcome, usage, records, past, run.agent.revive, late
         )
         if not isinstance(ended, Parked):
             if machine.state.transcript.calls:
@@ -649,8 +660,9 @@ class Turns:
             run.events.emit(TurnCommitted, outcome=end.outcome)
         if isinstance(ended, Parked) and ended.processes:
             self.parked.add(scope.session_id, scope.turn, ended.processes)
-            if not ended.calls:
-                return None  # it goes on by itself: who waits for its end waits on
+        if isinstance(ended, Parked) and not answerable(ended.calls):
+            self.outcomes.parked(scope.session_id)
+            return None  # it goes on by itself: who waits for its end waits on
         waiters = self.outcomes.waiters
         waiters.resolve(scope.session_id, scope.turn, result)
         if scope.session_id in waiters:  # inputs that were delivered into this turn end with it

@@ -23,7 +23,7 @@ from perdure.engine.waiters import current_metadata
 from perdure.errors import InvalidInput, quoted
 from perdure.graph.commit import End, completions
 from perdure.model.llm import Usage
-from perdure.model.record import INTERRUPTED, Closed, Faltered, Record, Replied, slots
+from perdure.model.record import INTERRUPTED, Closed, Faltered, Record, Reopened, Replied, since_reopened, slots
 from perdure.model.session import SessionRow, load_settings
 from perdure.model.spending import METADATA, UsageFilter, UsageRow, metadata_text
 from perdure.ports.store import SessionReads, Store
@@ -86,6 +86,8 @@ def costs_of(records: Iterable[Record]) -> Iterator[tuple[str, str, Usage]]:
     unknown = 0
     for record in records:
         reply = record.reply if isinstance(record, Closed) else record
+        if isinstance(record, Reopened):
+            unknown = 0
         if isinstance(reply, Replied):
             usage = usage_of(reply)
             unknown += usage.unknown
@@ -104,7 +106,7 @@ def costs_of(records: Iterable[Record]) -> Iterator[tuple[str, str, Usage]]:
 async def turn_costs(store: SessionReads, row: SessionRow, run: Run, end: End, hour: int) -> tuple[UsageRow, ...]:
     """What a turn that ends now has spent, by label and model."""
     found: dict[tuple[str, str], Usage] = {}
-    for label, model, usage in costs_of([*run.records, Closed(end.outcome, end.usage)]):
+    for label, model, usage in costs_of([*since_reopened(run.records), Closed(end.outcome, end.usage)]):
         found[label, model] = found.get((label, model), NOTHING) + usage
     costs = [(label, model, usage) for (label, model), usage in found.items() if usage != NOTHING]
     return await usage_rows(store, row, hour, metadata_text(current_metadata()), costs)

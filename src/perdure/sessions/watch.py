@@ -6,9 +6,10 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from perdure.engine.host import ClockSkew
-from perdure.engine.waits import asked
+from perdure.engine.waits import asked, named
 from perdure.errors import StoreError
-from perdure.model.session import AWAITS_PROCESSES, SessionRow
+from perdure.model.ids import turn_id
+from perdure.model.session import AWAITS_PROCESSES, SessionRow, WaitRow
 from perdure.ports.store import Store
 from perdure.processes.worker import ProcessWorker
 from perdure.sessions.parts import SessionParts
@@ -71,11 +72,22 @@ class TurnWatch:
     async def end_due(self) -> None:
         if self._passive:
             return  # workers that go on with the turns end their waits
-        now = self._skew.measure()
+        now, retries = self._skew.measure(), self._turns.retries
         for wait in await self._parts.store.waits(due=now + self._skew.back):
+            if wait.kind == "model" and (retries.knows(wait.id) or not await self._may_retry(wait)):
+                continue
             for pending in await asked(self._parts.store, [wait]):
-                if self._skew.due(pending.since, wait.due or 0) <= now:
-                    await self._parts.requests.resolve(wait.id, None)
+                due = self._skew.due(pending.since, wait.due or 0)
+                if due <= now and wait.kind == "model":
+                    session_id, turn, *_ = named(wait.id)
+                    retries.park(pending.tool, due, wait.id, turn_id(session_id, turn))
+                elif due <= now:
+                    await self._parts.requests.expire(wait.id)
+
+    async def _may_retry(self, wait: WaitRow) -> bool:
+        """True if this Runtime may make the next attempt of a model call whose turn another one has parked."""
+        row = await self._parts.store.session_by_sid(wait.sid)
+        return row is not None and self._turns.worker_for(row.agent) is not None
 
     async def reconcile(self, changed: bool) -> None:
         parts = self._parts

@@ -46,16 +46,15 @@ from enum import Enum
 from typing import Literal, Protocol, TypeAlias
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from perdure.engine.admission import Capacity, Needs
-from perdure.engine.retry import RetryPolicy
+from perdure.engine.retry import is_retried
 from perdure.errors import Retry, ToolError
 from perdure.model.codec import clean, clean_text, error_text, model_text
+from perdure.model.retries import Retries
 from perdure.model.session import Answer
 from perdure.model.tool import Cancelled, Denied, Failed, Ok, OutcomeUnknown, Recovery, ToolOutcome, ToolSpec
-
-TOOL_RETRIES = RetryPolicy(attempts=0, base=0.5, cap=30.0, asked_cap=3600.0)
-"""The pauses between attempts of a tool. How many attempts there are is the tool's to say."""
 
 DIED = "the process died while the call ran"
 NOT_SEEN = "the turn ended before its end was seen"
@@ -259,18 +258,20 @@ class EndsAs(Exception):
         super().__init__(type(outcome).__name__)
 
 
-def raised(error: BaseException) -> ToolOutcome | Again:
-    """What an exception of a body means."""
+def raised(error: BaseException, retries: Retries) -> ToolOutcome | Again:
+    """Return what an exception of a body means. `Retry` says itself that another attempt is safe; for other exceptions
+    the tool says so, by `Retries(on=…)`."""
     match error:
-        case Retry():
-            failed = failure(error)
-            return Again(failed, error.after, failed)
-        case ToolError():
-            return failure(error)
         case EndsAs():
             return error.outcome
+        case ToolError():
+            failed = failure(error)
         case _:
-            return Failed("tool_raised", f"{type(error).__name__}: {model_text(error)}")
+            failed = Failed("tool_raised", f"{type(error).__name__}: {model_text(error)}")
+    asks = isinstance(error, Retry)
+    if (asks or retries.on is not None) and is_retried(replace(retries, on=None) if asks else retries, error, True):
+        return Again(failed, error.after if isinstance(error, Retry) else None, failed)
+    return failed
 
 
 def cut_off(recovery: Recovery, reason: str | None, timed_out: bool) -> ToolOutcome | Again:

@@ -26,6 +26,7 @@ from perdure.engine.admission import Admission, Needs, ThreadPlaces
 from perdure.engine.control import CANCEL_GRACE, Control
 from perdure.engine.driver import Run
 from perdure.engine.lease import Worker
+from perdure.engine.retry import is_over, kept_due, next_due
 from perdure.engine.waiters import CurrentWork, current_metadata, depth, on_thread_of
 from perdure.engine.waits import decode_pending, sign, wait_id, whole
 from perdure.errors import Fenced, InternalError, PerdureError, ProcessPruned, StoreError
@@ -36,6 +37,7 @@ from perdure.model.message import Message
 from perdure.model.outcome import PendingCall
 from perdure.model.plugin import Decision
 from perdure.model.record import Answered, Ended, Faltered, Slot, Started
+from perdure.model.retries import Retries
 from perdure.model.session import Answer, WaitRow
 from perdure.model.tool import Artifact, Cancelled, Failed, Ok, OutcomeUnknown, PreparedCall, ToolOutcome, ToolSpec
 from perdure.model.transcript import NEVER_RAN
@@ -51,9 +53,9 @@ from perdure.tools.attempt import (
     BEGIN,
     GO_ON,
     NOT_SEEN,
-    TOOL_RETRIES,
     Again,
     AskPlugins,
+    AttemptEnd,
     AwaitAnswer,
     Begin,
     CallNeed,
@@ -515,7 +517,7 @@ class ActiveCall(CallHost):
         assert ready is not None
         now = shared.clock.now()
         if call.due > now:
-            await shared.clock.sleep((TOOL_RETRIES.due(call.due, now) - now) / 1000)
+            await shared.clock.sleep((kept_due(self.retries, call.due, now) - now) / 1000)
         store = call.store or ("" if call.attempts else run.journal.store_id())
         blobs: tuple[str, ...] = ()  # that preparation kept: the start refers to them
         if ready.entry.provider is not None and not goes_on:
@@ -609,7 +611,7 @@ class ActiveCall(CallHost):
             if not threaded and needs:
                 shared.admission.release(needs)
         if context.deferred:
-            last = not isinstance(settle(result.end, call, spec), TryAgain)
+            last = not isinstance(settle(result.end, call, spec, room=self._may_retry(result.end)), TryAgain)
             if isinstance(result.end, Ok) or await self.waits.completed(call, last):
                 return HandedOver(context.defer_timeout)
         reviews = self.plugins is not None and self.plugins.reviews
@@ -728,8 +730,7 @@ class ActiveCall(CallHost):
             case AttemptResult(end, blobs, withheld):
                 stop = stop_of(control) if control.stopping else None
                 spec = self.spec if self.ready is None else self.ready.entry.spec
-                room = not isinstance(end, Again) or self.run.room >= 2
-                verdict = settle(end, call, spec, stop, room)
+                verdict = settle(end, call, spec, stop, self._may_retry(end))
                 if isinstance(verdict, EndCall):
                     self.end(verdict.outcome, blobs, withheld)
                 elif isinstance(verdict, TryAgain):
@@ -762,18 +763,38 @@ class ActiveCall(CallHost):
                 self._hand_over(ended.seconds)
             return
         result = AttemptResult(OutcomeUnknown(reason)) if ended is None else ended
-        verdict = settle(result.end, call, self.spec, stop, self.run.room >= 2)
+        verdict = settle(result.end, call, self.spec, stop, self._may_retry(result.end))
         if isinstance(verdict, EndCall):
             self.end(verdict.outcome, result.blobs, result.withheld)
         elif isinstance(verdict, TryAgain):
             self._faltered(call, verdict)
 
+    @property
+    def retries(self) -> Retries:
+        """The retries of its tool; one attempt where the tool is gone."""
+        entry = self.run.agent.catalog.get(self.asked.name) if self.ready is None else self.ready.entry
+        return Retries(attempts=1) if entry is None else entry.retries
+
+    def _failed_since(self, now: int) -> int:
+        """Return when the first of its recorded attempts failed; `now` if none has."""
+        records = self.run.records
+        failed = (each.at for each in records if type(each) is Faltered and each.call == self.key and each.attempt)
+        return next(failed, now)
+
+    def _may_retry(self, end: AttemptEnd) -> bool:
+        """True if the records of the turn and the time of `Retries(within=…)` leave room for another attempt."""
+        if not isinstance(end, Again):
+            return True
+        now = self.shared.clock.now()
+        return self.run.room >= 2 and not is_over(self.retries, end.after, now, self._failed_since(now))
+
     def _faltered(self, call: AskedCall, verdict: TryAgain) -> None:
         """Record a failed attempt, and when the next one is due."""
         run, now, failed = self.run, self.shared.clock.now(), verdict.failed
         self._close_context()  # and its artifacts are forgotten: only those of the last attempt count
-        delay = TOOL_RETRIES.delay(call.attempts - call.repeated, verdict.after, self.shared.random)
-        due, step = now + int(delay * 1000), int(call.call.partition(".")[0])
+        failures, since = call.attempts - call.repeated, self._failed_since(now)
+        due = next_due(self.retries, failures, verdict.after, now, since, self.shared.random) or now
+        step = int(call.call.partition(".")[0])
         run.record(Faltered(failed.code, failed.message, due, call.attempts, step, call.call, now, run.slot()))
         self.asked = run.machine.state.calls[self.key]
 
@@ -980,7 +1001,8 @@ class ActiveCall(CallHost):
             return result
         spec = ready.entry.spec
         if isinstance(end, Again):
-            if isinstance(settle(end, self.run.machine.state.calls[self.key], spec, stop), TryAgain):
+            call = self.run.machine.state.calls[self.key]
+            if isinstance(settle(end, call, spec, stop, self._may_retry(end)), TryAgain):
                 if not plugins.judges or not isinstance(end.otherwise, Failed):
                     return result  # it was cut off, and said nothing
                 failed = Failed(end.failed.code, WITHHELD)

@@ -23,6 +23,7 @@ from perdure.engine.admission import Needs
 from perdure.errors import InvalidDefinition, UnknownTool
 from perdure.model.code import RUN_CODE
 from perdure.model.codec import clean, decode, encode, error_text
+from perdure.model.retries import Retries
 from perdure.model.session import ToolState, edited_tools
 from perdure.model.tool import ToolSpec
 from perdure.ports.tool import HidesSecrets, ToolProvider
@@ -46,6 +47,11 @@ class ToolEntry(Struct, frozen=True):
     fault: str | None = None
     hides: bool = False
     needs: Needs = ()
+
+    @property
+    def retries(self) -> Retries:
+        """The retries of its calls: a set of tools declares a number of them, and no more."""
+        return Retries(attempts=self.spec.retries + 1) if self.tool is None else self.tool.retries
 
 
 def _offered(provider: ToolProvider) -> list[object]:

@@ -33,6 +33,7 @@ from msgspec.structs import asdict
 from perdure.errors import InvalidDefinition, ToolError, quoted
 from perdure.model import validate
 from perdure.model.codec import clean
+from perdure.model.retries import Retries, read_retries
 from perdure.model.tool import Approval, OutputBudget, Recovery, ToolSpec
 from perdure.tools.answer import output_schema_of
 from perdure.tools.check import Schema
@@ -70,7 +71,7 @@ class ToolOptions(Struct, frozen=True):
     description: str | None = None
     recovery: Recovery = "once"
     timeout: float | None = None
-    retries: int = 0
+    retries: int | Retries = 0
     limit: int | None = None
     resource: str | None = None
     background: bool = False
@@ -93,6 +94,7 @@ class Tool(Generic[P, R_co]):
     background: bool
     context_parameter: str | None
     needs_instance: bool
+    retries: Retries
 
     def __init__(self, fn: Callable[P, R_co], options: ToolOptions | None = None) -> None:
         options = options or ToolOptions()
@@ -112,6 +114,7 @@ class Tool(Generic[P, R_co]):
         self.fn = fn
         self.is_async = inspect.iscoroutinefunction(_body(fn))
         self.background = options.background
+        self.retries = read_retries(options.retries, "retries")
         self.context_parameter = None if signature.context is None else signature.context.name
         self.needs_instance = signature.needs_instance
         self.spec = ToolSpec(
@@ -126,7 +129,7 @@ class Tool(Generic[P, R_co]):
             approval=options.approval,
             deferred=options.deferred,
             timeout=options.timeout,
-            retries=options.retries,
+            retries=self.retries.more,
             limit=options.limit,
             resource=options.resource,
             output_budget=options.output_budget,
@@ -175,7 +178,7 @@ def tool(
     description: str | None = None,
     recovery: Recovery = "once",
     timeout: float | None = None,
-    retries: int = 0,
+    retries: int | Retries = 0,
     limit: int | None = None,
     resource: str | None = None,
     background: bool = False,
@@ -191,7 +194,7 @@ def tool(  # noqa: PLR0913 - each is a word of the public vocabulary; inside the
     description: str | None = None,
     recovery: Recovery = "once",
     timeout: float | None = None,
-    retries: int = 0,
+    retries: int | Retries = 0,
     limit: int | None = None,
     resource: str | None = None,
     background: bool = False,
@@ -211,8 +214,9 @@ def tool(  # noqa: PLR0913 - each is a word of the public vocabulary; inside the
             '''
 
     `recovery` says what happens to a call whose process died: `"once"` never repeats it, `"rerun"` repeats it under the
-    same idempotency key, `"ask"` asks a person. `timeout` is in seconds for each attempt, `retries` counts the attempts
-    after a `Retry`, `limit` bounds the calls of this tool that run at once, and tools of one `resource` take turns.
+    same idempotency key, `"ask"` asks a person. `timeout` is in seconds for each attempt. `retries` is the number of
+    attempts after a `Retry`, or `Retries(…)`, whose `on` names other exceptions after which a repetition is safe.
+    `limit` bounds the calls of this tool that run at once, and tools of one `resource` take turns.
     `output_budget` says how much of what it returns the model is shown; without one, the agent's counts. A call of a
     `background` tool starts a process and returns its handle at once.
     """
@@ -620,7 +624,7 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "description": (lambda it: it is None or isinstance(it, str), "a string"),
     "recovery": (lambda it: it in ("once", "rerun", "ask"), '"once", "rerun" or "ask"'),
     "timeout": (lambda it: it is None or _is_seconds(it), "seconds, more than 0"),
-    "retries": (lambda it: _is_whole(it, 0), "a whole number, 0 or more"),
+    "retries": (lambda it: isinstance(it, Retries) or _is_whole(it, 0), "a whole number, 0 or more, or Retries(…)"),
     "limit": (lambda it: it is None or _is_whole(it, 1), "a whole number, 1 or more"),
     "resource": (lambda it: it is None or (isinstance(it, str) and it != ""), "a name"),
     "background": (lambda it: isinstance(it, bool), "True or False"),

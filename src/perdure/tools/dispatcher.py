@@ -26,6 +26,7 @@ from perdure.errors import InternalError
 from perdure.graph.cells import ROLLED_BACK, cells_of, done_by
 from perdure.model.effect import AskedCall, RunTools
 from perdure.model.event import CellFinished, WaitingFor
+from perdure.model.outcome import answerable
 from perdure.model.protocol import Reading
 from perdure.model.record import INTERRUPTED, Ended, Faltered
 from perdure.model.session import WaitRow
@@ -251,10 +252,10 @@ class Round:
         if appended is None or not appended.parked:
             run.check_cancel()
             return None
-        answers = tuple([each for _, each in pending if each.kind != "process"])
-        if answers:
+        calls = tuple([each for _, each in pending])
+        if answers := answerable(calls):
             run.events.emit(WaitingFor, calls=answers)
-        return Parked(answers, awaits)
+        return Parked(calls, awaits)
 
     async def _heard(self) -> int:
         """The number of the next input, when all before it have been looked at; 0 where one of them is for the turn."""

@@ -183,7 +183,7 @@ async def execute(
     except ParkCall:
         raise
     except BaseException as error:  # SystemExit and KeyboardInterrupt of a tool end the tool only
-        end = raised(error)
+        end = raised(error, ready.entry.retries)
         if isinstance(end, Failed) and end.code == "tool_raised":
             log.warning("tool %s raised %s", ctx.tool, type(error).__name__, exc_info=error)
         return AttemptResult(end)

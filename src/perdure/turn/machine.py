@@ -73,6 +73,7 @@ from perdure.model.record import (
     INTERRUPTED,
     Asking,
     Called,
+    Closed,
     Completed,
     Delivered,
     Ended,
@@ -80,6 +81,7 @@ from perdure.model.record import (
     Framed,
     Noted,
     Record,
+    Reopened,
     Replied,
     Said,
     Slot,
@@ -115,7 +117,8 @@ class TurnState(Struct):
     restate the newest reply, keyed `<step>.<index>`, until each has an outcome; `called` counts those of all replies.
     `code` is the cell of the newest reply, written at `code_at`; `finished` holds the value that it finished with.
     `cells` are the calls that are cells and have not ended, in order: the first is the one that runs in CODE.
-    `usage` is that of the model calls, `beside` that of direct completions made meanwhile.
+    `usage` is that of the model calls, `beside` that of direct completions made meanwhile. A turn that was continued
+    counts its steps from `base`.
     """
 
     turn_id: str
@@ -143,6 +146,7 @@ class TurnState(Struct):
     code_at: int = 0
     finished: tuple[Any] | None = None
     cells: tuple[str, ...] = ()
+    base: int = 0
 
 
 CUT_OFF = ("length", "filtered")
@@ -215,7 +219,7 @@ class Machine:
         """Whether the budget grants one more model call: what is said to the turn is heard only then."""
         state = self.state
         step = state.step + (state.phase is Phase.BEFORE_COMPLETION)
-        over = self._budget.steps is not None and step > self._budget.steps and state.last
+        over = self._budget.steps is not None and step - state.base > self._budget.steps and state.last
         return not over and self._spent() is None
 
     def may_call(self, count: int) -> bool:
@@ -241,14 +245,40 @@ class Machine:
 
     def replay(self, records: Iterable[Record]) -> None:
         """Receive what was recorded, in order."""
+        over: Closed | None = None
         for record in records:
             if isinstance(record, Replied | Called | Started | Faltered | Ended):
                 self._align(record)
                 self.receive(record)
             elif isinstance(record, Completed):
                 self.note(record)
+            elif isinstance(record, Closed):
+                over = record
+            elif isinstance(record, Reopened) and over is not None:
+                self._reopened(over)
+                over = None
             elif not isinstance(record, Said | Asking | Framed | Noted):
                 raise InternalError(f"turn {self.state.turn_id} is over: a {type(record).__name__} is not replayed")
+        if over is not None:
+            raise InternalError(f"turn {self.state.turn_id} is over: a Closed is not replayed")
+
+    def _reopened(self, end: Closed) -> None:
+        """Continue the turn after an end without an answer: with its last reply, and results for calls without one, and
+        with a new step. The model is asked with all that is recorded, and bounds count from zero.
+
+        A turn that ended before its first model call begins at its opening, if its plugins or deps ended it there.
+        """
+        if end.reply is not None:
+            self._align(end.reply)
+            self.receive(end.reply)
+        state = self.state
+        state.transcript.add(replace(end, reply=None))
+        fresh = TurnState(state.turn_id, state.transcript, step=state.step + 1, base=state.step)
+        if state.phase is not Phase.OPENING or not isinstance(end.outcome, Failed | PluginAborted):
+            fresh.phase = Phase.ASKING
+            if state.transcript.messages[-1].role == "assistant":
+                fresh.added = (prompt.go_on(),)  # models do not answer their own words
+        self.state = fresh
 
     def note(self, record: Completed) -> None:
         """A direct completion was made in this turn, by a hook, a tool or for a server: the budget pays for it too."""
@@ -497,7 +527,7 @@ class Machine:
         if over is not None:
             self._finish(over)
             return
-        if self._budget.steps is not None and state.step > self._budget.steps:
+        if self._budget.steps is not None and state.step - state.base > self._budget.steps:
             if state.last:
                 self._finish(BudgetSpent("steps", self._budget.steps))
                 return

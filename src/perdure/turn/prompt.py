@@ -32,6 +32,11 @@ def request_messages(instructions: str, messages: Sequence[Message]) -> Sequence
     return [Message("system", (Text(instructions),)), *messages] if instructions else messages
 
 
+def go_on() -> Message:
+    """Return the message that asks a model to go on, where a continued turn ends with an answer."""
+    return Message("user", (Text("Go on where you were stopped."),))
+
+
 def stored_in(messages: Iterable[Message]) -> Iterator[Stored]:
     """The files of messages whose bytes are in the store."""
     for message in messages:

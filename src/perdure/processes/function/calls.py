@@ -38,7 +38,7 @@ from msgspec.structs import replace
 
 from perdure.engine.admission import Needs
 from perdure.engine.control import OutOfTime, SelfCancelled, TurnCancelled
-from perdure.engine.retry import RetryPolicy
+from perdure.engine.retry import is_over, is_retried, next_due
 from perdure.engine.waiters import current_metadata, on_thread_of
 from perdure.errors import (
     Diverged,
@@ -60,6 +60,7 @@ from perdure.lifecycle.process import CONTINUED, settlement_name
 from perdure.model.codec import MAX_VALUE, clean, clean_text, convert, encode, error_text
 from perdure.model.process import Event, ProcessRow, SessionOrigin, Signal, WaitOn
 from perdure.model.record import Begun, Done, Fault, Segment, StepFaltered, StepKind
+from perdure.model.retries import Retries, read_retries
 from perdure.model.session import Answer
 from perdure.model.tool import Failed, Ok, OutcomeUnknown, Recovery, ToolOutcome, ToolSpec
 from perdure.ports.process import EngineRun, Leaving, Unloaded
@@ -99,10 +100,9 @@ NO_TIME_LIMIT = (
     "cannot be kept to: on replay it would not have happened. The call was not made: use its own `timeout=`, or "
     "`ctx.any(work(), ctx.sleep(seconds))`"
 )
+ONE_ATTEMPT = Retries(attempts=1)
 BROKEN = (Fenced, StoreError, Diverged, NotRevived, InternalError)
 """Errors that no function can handle, and that no replay would repeat: they unload the process."""
-STEP_RETRIES = RetryPolicy()
-"""How long the pauses between attempts are; how many there are is an option of the step."""
 MAX_TEXT = 16_000
 """Characters of an error that are kept."""
 
@@ -342,7 +342,7 @@ class StepOptions(Struct, frozen=True):
 
     name: str | None = None
     recovery: Recovery | None = None
-    retries: int | None = None
+    retries: int | Retries | None = None
     timeout: float | None = None
 
 
@@ -363,6 +363,7 @@ class StepCall(Struct, frozen=True):
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     contract: ToolSpec
+    retries: Retries
     reruns: bool
     changes: bool
     sees_key: bool = False
@@ -434,7 +435,18 @@ class StepRun:
     releases its places itself at its end, however long after the step was left.
     """
 
-    __slots__ = ("_began", "_branch", "_calls", "_clock", "_host", "_needs", "_on_thread", "_progress", "_step")
+    __slots__ = (
+        "_began",
+        "_branch",
+        "_calls",
+        "_clock",
+        "_failed_since",
+        "_host",
+        "_needs",
+        "_on_thread",
+        "_progress",
+        "_step",
+    )
 
     def __init__(self, calls: Calls, branch: FunctionBranch, step: StepCall, progress: Callable[[Any], None]) -> None:
         self._calls, self._branch, self._progress = calls, branch, progress
@@ -444,6 +456,7 @@ class StepRun:
         function = step.fn.fn if isinstance(step.fn, Tool) else step.fn
         self._needs = self._host.thread_places.needs(step.needs, not inspect.iscoroutinefunction(function))
         self._began = self._on_thread = False
+        self._failed_since: int | None = None
 
     async def run(self) -> Any:
         calls, branch, step = self._calls, self._branch, self._step
@@ -462,7 +475,7 @@ class StepRun:
                 resumed = await self._settled(before.begun)
             if isinstance(resumed, Done):
                 return await self._end(resumed)
-            attempt = resumed
+            attempt, self._failed_since = resumed, before.since
             if before.faltered is not None:
                 await self._pause(before.faltered.due, before.faltered.at)
         while True:
@@ -610,7 +623,10 @@ class StepRun:
         finally:
             if self._needs and not self._on_thread:
                 host.admission.release(self._needs)
-        verdict = settle(ended.end, attempt, step.contract, ended.stop)
+        end, now = ended.end, self._clock.now()
+        since = self._failed_since or now
+        over = isinstance(end, Again) and is_over(step.retries, end.after, now, since)
+        verdict = settle(end, attempt, step.contract, ended.stop, room=not over)
         match verdict:
             case TryAgain(failed, after):
                 if not recorded:
@@ -673,13 +689,16 @@ class StepRun:
         except Retry as retry:
             return self._failed(self._fault(retry), again=True, after=retry.after)
         except ToolError as error:
-            return self._failed(self._fault(error), again=False)
+            return self._failed(self._fault(error), again=self._is_retried(error, False))
         except (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt):
             raise  # not by the step: its task is ended, or everything is
         except BaseException as error:
             # A step may raise anything. Unlike a tool that a model calls, it is tried again without asking for that:
             # its function says how often, and handles the fault.
-            return self._failed(self._fault(error), again=True)
+            return self._failed(self._fault(error), again=self._is_retried(error, True))
+
+    def _is_retried(self, error: BaseException, usual: bool) -> bool:
+        return is_retried(self._step.retries, error, usual)
 
     async def _body(self, step: StepCall, context: ToolContext[Any] | None) -> Any:
         self._began = True
@@ -718,7 +737,8 @@ class StepRun:
     def _retry_at(self, fault: Fault, after: float | None, attempt: StepAttempt) -> int:
         """Record a failed attempt and when the next one is due."""
         now = self._clock.now()
-        due = now + round(STEP_RETRIES.delay(attempt.failures, after, self._host.random) * 1000)
+        since = self._failed_since = self._failed_since or now
+        due = next_due(self._step.retries, attempt.failures, after, now, since, self._host.random) or now
         failed = StepFaltered(self._step.key, fault.code, fault.message, due, attempt.attempts, now, fault.traceback)
         self._calls.scheduler.record(failed)
         return due
@@ -781,10 +801,10 @@ def read_step(
     if declared not in (None, "once", "rerun", "ask"):
         raise InvalidInput(f"recovery={declared!r} is not usable for a step: say recovery='rerun', 'once' or 'ask'")
     recovery = default if declared is None else declared
-    retries = options.retries if options.retries is not None else spec.retries if spec is not None else 0
+    given = options.retries
+    own = fn.retries if isinstance(fn, Tool) else ONE_ATTEMPT
+    retries = own if given is None else read_retries(given, "retries", InvalidInput)
     timeout = options.timeout if options.timeout is not None else spec.timeout if spec is not None else None
-    if type(retries) is not int or retries < 0:
-        raise InvalidInput(f"retries={retries!r} is not usable: give a whole number, 0 or more")
     if timeout is not None and (type(timeout) not in (int, float) or not timeout > 0):
         raise InvalidInput(f"timeout={timeout!r} is not usable: give seconds, more than 0")
     name = clean_text(
@@ -796,9 +816,9 @@ def read_step(
     except InvalidDefinition as error:  # of one that is recorded already, another worker may know more
         refusal = error
     if spec is None:
-        contract = ToolSpec(name, input_schema=_NO_SCHEMA, recovery=recovery, retries=retries, timeout=timeout)
+        contract = ToolSpec(name, input_schema=_NO_SCHEMA, recovery=recovery, retries=retries.more, timeout=timeout)
     else:
-        contract = msgspec.structs.replace(spec, recovery=recovery, retries=retries, timeout=timeout)
+        contract = msgspec.structs.replace(spec, recovery=recovery, retries=retries.more, timeout=timeout)
     return StepCall(
         key,
         name,
@@ -807,6 +827,7 @@ def read_step(
         args,
         kwargs,
         contract,
+        retries,
         reruns,
         changes=bool(kwargs) or not all(type(each) in ATOMS for each in args),
         sees_key=isinstance(fn, Tool) and fn.context_parameter is not None,

@@ -45,6 +45,7 @@ from perdure.model.process import (
     WakePolicy,
 )
 from perdure.model.record import Done, Segment, StepKind
+from perdure.model.retries import Retries
 from perdure.model.session import CancelRequest
 from perdure.ports.process import ChildOptions
 from perdure.processes.command import owner_of, prepared
@@ -158,7 +159,7 @@ class ProcessContext(Generic[Deps]):
         *,
         name: str | None = None,
         recovery: StepRecovery | None = None,
-        retries: int | None = None,
+        retries: int | Retries | None = None,
         timeout: float | None = None,
     ) -> R: ...
     @overload
@@ -172,7 +173,9 @@ class ProcessContext(Generic[Deps]):
         self, fn: Callable[..., Any], /, *args: Any, recovery: StepRecovery | None, **kwargs: Any
     ) -> Any: ...
     @overload
-    async def step(self, fn: Callable[..., Any], /, *args: Any, retries: int | None, **kwargs: Any) -> Any: ...
+    async def step(
+        self, fn: Callable[..., Any], /, *args: Any, retries: int | Retries | None, **kwargs: Any
+    ) -> Any: ...
     @overload
     async def step(self, fn: Callable[..., Any], /, *args: Any, timeout: float | None, **kwargs: Any) -> Any: ...
     @overload
@@ -188,7 +191,7 @@ class ProcessContext(Generic[Deps]):
         *args: Any,
         name: str | None = None,
         recovery: StepRecovery | None = None,
-        retries: int | None = None,
+        retries: int | Retries | None = None,
         timeout: float | None = None,
         **kwargs: Any,
     ) -> Any:
@@ -199,8 +202,8 @@ class ProcessContext(Generic[Deps]):
 
         `recovery` says what happens to a step that a crash interrupted. "rerun", the default, does it again, counted.
         "once" never does, and raises `OutcomeUnknown` here. "ask" parks the process until a person has said what became
-        of it (`handle.settle`). `retries` more attempts are made when it raises. A tool brings its own recovery,
-        retries and time limit.
+        of it (`handle.settle`). `retries` is the number of further attempts when it raises, or `Retries(…)`. A tool
+        brings its own recovery, retries and time limit.
         """
         if isinstance(fn, Call):
             what, fn = fn, fn.fn

@@ -47,10 +47,11 @@ QUESTION = object()
 
 
 class Open(Struct):
-    """A call that did not end: its last start, and its last failed attempt since then."""
+    """A call that did not end: its last start, its last failed attempt since then, and when the first one failed."""
 
     begun: Begun | None = None
     faltered: StepFaltered | None = None
+    since: int | None = None
 
 
 class Replay:
@@ -89,9 +90,11 @@ class Replay:
             if record.event is not None:
                 self.taken.add(record.event)
         elif isinstance(record, Begun):
-            self._open[record.key] = Open(record)
+            before = self._open.get(record.key)
+            self._open[record.key] = Open(record, since=None if before is None else before.since)
         else:
-            self._open.setdefault(record.key, Open()).faltered = record
+            before = self._open.setdefault(record.key, Open())
+            before.faltered, before.since = record, record.at if before.since is None else before.since
 
     def _place(self, key: str) -> None:
         branch, _, number = key.rpartition(".")

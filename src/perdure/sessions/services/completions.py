@@ -21,7 +21,7 @@ from perdure.engine.control import Guarded, TurnAborted
 from perdure.engine.driver import Run
 from perdure.engine.limits import LimitedCall
 from perdure.engine.model_call import is_unseen, sound_parts, within
-from perdure.engine.retry import MODEL_RETRIES
+from perdure.engine.retry import USUAL, is_retried, next_due
 from perdure.engine.waiters import current_metadata
 from perdure.errors import InvalidInput, PerdureError, PluginError, ProviderError, StaleSettings, quoted
 from perdure.model import validate
@@ -38,6 +38,7 @@ from perdure.model.llm import (
 )
 from perdure.model.message import Message, Role, Scalar, Stored, Text, ToolCall
 from perdure.model.record import Asking, Completed
+from perdure.model.retries import Retries
 from perdure.model.session import dump_settings, load_settings
 from perdure.model.spending import hour_of, metadata_text
 from perdure.model.tool import ToolSpec
@@ -318,31 +319,46 @@ class DirectCompletions:
     ) -> tuple[Provider, ModelResponse]:
         """Ask until there is an answer, as often as a turn would: one model after the other, then all again. With the
         answer, the model that gave it."""
-        left, number, rounds = list(models), 0, 1
+        left, number, rounds, since = list(models), 0, 1, 0
+        retries, queue = self._retries(), self._at.parts.turns.retries
         ask = functools.partial(_whole, attempts)
         while True:
             attempts.asked = True
             try:
-                return left[number], await Guarded(self._at.parts.limits.call(left[number], request, ask), None)
+                response = await Guarded(self._at.parts.limits.call(left[number], request, ask), None)
             except Exception as error:  # a provider may raise anything: the next model is asked
-                pause, attempts.asked = 0.0, False
+                due, attempts.asked, now = None, False, self._now()
+                since = since or now
                 attempts.unseen = attempts.unseen or is_unseen(error)
-                if isinstance(error, ProviderError) and error.retryable:
+                if is_retried(retries, error, isinstance(error, ProviderError) and error.retryable):
                     number += 1
                 else:
                     del left[number]
-                if not left or (number >= len(left) and rounds >= MODEL_RETRIES.attempts):
+                if not left:
                     raise
                 if number >= len(left):
                     after = error.after if isinstance(error, ProviderError) else None
-                    pause = MODEL_RETRIES.delay(rounds, after, self._at.parts.random)
+                    due = next_due(retries, rounds, after, now, since, self._at.parts.random)
+                    if due is None:
+                        raise
                     number, rounds = 0, rounds + 1
-            if pause:
-                await self._at.parts.clock.sleep(pause)
+            else:
+                if queue.failing:
+                    queue.answered(clean_text(str(left[number].name)))
+                return left[number], response
+            if due:  # behind the turns that wait for this model
+                await queue.wait(clean_text(str(left[number].name)), due)
             if attempts.unseen:  # what was reserved is spent by the attempt that broke off
                 attempts.lost, attempts.unseen = attempts.lost + 1, False
                 request = await again(request)
             request = replace(request, attempt=request.attempt + 1)
+
+    def _retries(self) -> Retries:
+        """Return the retries of the agent of this turn or session."""
+        at = self._at
+        definition = at.parts.definitions.get(at.agent) if at.run is None else at.run.agent
+        found: Retries | None = None if definition is None else definition.retries
+        return found or USUAL
 
     def _now(self) -> int:
         return self._at.parts.clock.now()

@@ -43,6 +43,7 @@ from perdure.model.write import (
     Register,
     Release,
     Released,
+    ReopenTurn,
     Resolve,
     Resume,
     Retire,
@@ -177,7 +178,7 @@ async def resume(tx: Transaction, write: Resume[Any]) -> SessionRow | ProcessRow
     return await (sessions.resume if isinstance(write.target, SessionRef) else processes.resume)(tx, write)
 
 
-CLAIMING = (Accept, Cancel, Resolve, Resume, Register, Deliver)
+CLAIMING = (Accept, Cancel, ReopenTurn, Resolve, Resume, Register, Deliver)
 """Writes that claim what they open, for the worker that they name."""
 
 RULES: dict[type, Callable[[Transaction, Any], Awaitable[Any]]] = {
@@ -188,6 +189,7 @@ RULES: dict[type, Callable[[Transaction, Any], Awaitable[Any]]] = {
     Release: release,
     Cancel: cancel,
     Resolve: sessions.resolve,
+    ReopenTurn: sessions.reopen,
     Resume: resume,
     Configure: sessions.configure,
     Branch: sessions.branch,

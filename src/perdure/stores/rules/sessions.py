@@ -58,6 +58,7 @@ from perdure.model.write import (
     Delete,
     Deliver,
     Released,
+    ReopenTurn,
     Resolve,
     Resolved,
     Resume,
@@ -499,6 +500,27 @@ async def resume(tx: Transaction, write: Resume[SessionRow]) -> SessionRow | Non
         await takeovers.resume(tx, row.sid, row.takeovers)
     else:
         await takeovers.resume_for(tx, row.sid, row.takeovers, write.worker, write.lived)
+    return row
+
+
+async def reopen(tx: Transaction, write: ReopenTurn) -> SessionRow | None:
+    row = await tx.read(SessionById(write.session_id))
+    if row is None or row.deleted:
+        return None
+    there = await tx.read(NodeAt(row.sid, write.turn, write.node.ordinal))
+    if row.turn == write.turn or (there is not None and row.turn is None and row.head == write.turn):
+        return row  # another caller was first, or this write is sent again
+    if there is not None or row.turn is not None or row.head != write.turn:
+        return None
+    if write.settings is not None and write.expected != row.settings:
+        raise StaleSettings(row.id)
+    tx.change(AddNode(row.sid, write.turn, write.node.ordinal, write.node.body))
+    if write.settings is not None:
+        row = _configured(tx, row, write.settings)
+    row = replace(row, head=write.head, turn=write.turn, state="open", reason=None, cancel=None, updated=write.at)
+    if write.worker is not None:
+        row = replace(row, owner=write.worker, generation=row.generation + 1)
+    tx.change(PutSession(row))
     return row
 
 

@@ -58,6 +58,7 @@ from perdure.model.write import (
     ProcessScope,
     Register,
     Release,
+    ReopenTurn,
     Resolve,
     Resume,
     Retire,
@@ -340,6 +341,8 @@ def name_of(write: Write[Any]) -> str:
     if isinstance(write, Release):
         whose = f" {write.scope.id}" if isinstance(write.scope, ProcessScope) else ""
         return f"release{whose}{'' if write.stuck is None else ' as stuck'}"
+    if isinstance(write, ReopenTurn):
+        return f"reopen {write.turn}"
     if isinstance(write, Claim | Cancel | Resume):
         whose = f" {write.target.id}" if isinstance(write.target, ProcessRef) else ""
         return f"{type(write).__name__.lower()}{whose}"
