@@ -103,8 +103,10 @@ class Definition(Struct):
 
 
 def with_retries(definition: Definition, usual: Retries) -> Definition:
-    """Return the definition with these retries of model calls, unless its agent has its own."""
-    return definition if definition.retries is not None else replace(definition, retries=usual)
+    """Return a definition that was just made with these retries of model calls, unless its agent has its own."""
+    if definition.retries is None:
+        definition.retries = usual
+    return definition
 
 
 def answering(definition: Definition, schema: dict[str, Any]) -> Definition:

@@ -36,8 +36,8 @@ def _give_up(future: TurnFuture) -> None:
 
 class TurnOutcomes:
     """`waiters` wait for the end of a turn, by session and number. `_hosts` are those that are also answered when their
-    turn is only queued; `_bounded` those that wait for a parked turn only so long, with the seconds that are left.
-    `_timers` run while the turn is parked: each with the time when it began. All of them live on the event loop.
+    turn is only queued. They and `_readers` wait for a parked turn only so long: `_left` has the seconds that are left
+    once it was parked. `_timers` run while it is parked: each with the time when it began. All live on the event loop.
     """
 
     def __init__(  # noqa: PLR0913  # each is another place where an outcome is found
@@ -57,7 +57,8 @@ class TurnOutcomes:
         self._cache, self._archive, self._deadlocks, self._activity = cache, archive, deadlocks, activity
         self.waiters: Waiters[int, TurnResult[Any] | None] = Waiters()
         self._hosts: set[TurnFuture] = set()
-        self._bounded: dict[TurnFuture, float] = {}
+        self._readers: set[TurnFuture] = set()
+        self._left: dict[TurnFuture, float] = {}
         self._timers: dict[TurnFuture, tuple[asyncio.TimerHandle, float]] = {}
 
     async def wait(self, session_id: str, turn: int, known: bool, who: Asker = "work") -> TurnResult[Any]:
@@ -66,24 +67,14 @@ class TurnOutcomes:
         A "host" is also told that the turn is queued. It and a "reader" are told after `wait_for` seconds that a turn
         is parked which goes on by itself; "work" waits without end.
         """
-        while True:
-            result = await self._next_end(session_id, turn, known, who)
-            if result is None:  # the turn was parked for too long
-                result = await self._parked(session_id, turn, who)
-            if result is not None:
-                return result
-            known = True
-
-    async def _next_end(self, session_id: str, turn: int, known: bool, who: Asker) -> TurnResult[Any] | None:
-        """Wait once: return the result, or None if the waiter's time for parked turns is over."""
         # Registered before the store is read: the turn may end in between, and its end is announced once.
         future = self.waiters.expect(session_id, turn)
-        if who != "work":
-            if who == "host":
-                self._hosts.add(future)
-            if self._wait_for is not None:
-                self._bounded[future] = self._wait_for
-            future.add_done_callback(self._forget)
+        if who == "host":
+            self._hosts.add(future)
+            future.add_done_callback(self._hosts.discard)
+        elif who == "reader":
+            self._readers.add(future)
+            future.add_done_callback(self._readers.discard)
         try:
             # A task of this Runtime that works on the turn publishes its events first, then its end.
             task = self._cache.tasks.get(session_id)
@@ -100,34 +91,39 @@ class TurnOutcomes:
             self._withdraw(session_id, turn, future)
             raise
         if inside is None:
-            return await future
-        self._activity.changed.set()
-        with self._deadlocks.waiting((session_id, turn)):
-            return await future
+            ended = await future
+        else:
+            self._activity.changed.set()
+            with self._deadlocks.waiting((session_id, turn)):
+                ended = await future
+        if ended is None:  # it was parked for too long, unless it goes on just now
+            ended = await self._parked(session_id, turn, who)
+        return ended if ended is not None else await self.wait(session_id, turn, True, who)
 
     def _withdraw(self, session_id: str, turn: int, future: TurnFuture) -> None:
         """Its task waits no more."""
-        self._forget(future)
-        self.waiters.withdraw(session_id, turn, future)
-
-    def _forget(self, future: TurnFuture) -> None:
         self._hosts.discard(future)
-        self._bounded.pop(future, None)
-        if (timer := self._timers.pop(future, None)) is not None:
-            timer[0].cancel()
+        self._readers.discard(future)
+        self._stop_timer(future)
+        self._left.pop(future, None)
+        self.waiters.withdraw(session_id, turn, future)
 
     # ------------------------------------------------------------------ turns that are parked and go on by themselves
 
     def parked(self, session_id: str) -> None:
         """Start the timers of bounded waiters, because the turn of a session was parked."""
-        if not self._bounded:
+        if self._wait_for is None:
             return
         loop = asyncio.get_running_loop()
         for turn in self.waiters.parts(session_id):
             for future in self.waiters.of(session_id, turn):
-                if (left := self._bounded.get(future)) is not None and future not in self._timers:
-                    handle = loop.call_later(min(max(left, 0), MAX_TIMER), _give_up, future)
-                    self._timers[future] = handle, loop.time()
+                if future in self._timers or not (future in self._hosts or future in self._readers):
+                    continue
+                if future not in self._left:
+                    self._left[future] = self._wait_for
+                    future.add_done_callback(self._over)
+                left = min(max(self._left[future], 0), MAX_TIMER)
+                self._timers[future] = loop.call_later(left, _give_up, future), loop.time()
 
     def resumed(self, session_id: str) -> None:
         """Stop the timers of waiters, because the turn goes on."""
@@ -136,13 +132,25 @@ class TurnOutcomes:
         now = asyncio.get_running_loop().time()
         for turn in self.waiters.parts(session_id):
             for future in self.waiters.of(session_id, turn):
-                if (timer := self._timers.pop(future, None)) is not None:
-                    timer[0].cancel()
-                    self._bounded[future] -= now - timer[1]
+                if (began := self._stop_timer(future)) is not None:
+                    self._left[future] -= now - began
+
+    def _stop_timer(self, future: TurnFuture) -> float | None:
+        """Stop the timer of a waiter; returns when it began, if there was one."""
+        timer = self._timers.pop(future, None)
+        if timer is None:
+            return None
+        timer[0].cancel()
+        return timer[1]
+
+    def _over(self, future: TurnFuture) -> None:
+        """Forget the timer of a waiter that has its result."""
+        self._stop_timer(future)
+        self._left.pop(future, None)
 
     async def _compare(self, session_id: str) -> None:
         """Start or stop the timers of waiters by the row of a session that no task here works on."""
-        if self._bounded and session_id not in self._cache.tasks:
+        if self._wait_for is not None and session_id not in self._cache.tasks:
             row = await self._store.session(session_id)
             if row is not None and row.state == "parked":
                 self.parked(session_id)

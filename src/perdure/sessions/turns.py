@@ -658,11 +658,12 @@ class Turns:
             noted = run.noted or run.resumed or (run.hooks is not None and run.hooks.remembers)
             view.add(scope.turn, machine.messages(), records if noted else ())
             run.events.emit(TurnCommitted, outcome=end.outcome)
-        if isinstance(ended, Parked) and ended.processes:
-            self.parked.add(scope.session_id, scope.turn, ended.processes)
-        if isinstance(ended, Parked) and not answerable(ended.calls):
-            self.outcomes.parked(scope.session_id)
-            return None  # it goes on by itself: who waits for its end waits on
+        else:
+            if ended.processes:
+                self.parked.add(scope.session_id, scope.turn, ended.processes)
+            if not answerable(ended.calls):
+                self.outcomes.parked(scope.session_id)
+                return None  # it goes on by itself: who waits for its end waits on
         waiters = self.outcomes.waiters
         waiters.resolve(scope.session_id, scope.turn, result)
         if scope.session_id in waiters:  # inputs that were delivered into this turn end with it

@@ -730,7 +730,8 @@ class ActiveCall(CallHost):
             case AttemptResult(end, blobs, withheld):
                 stop = stop_of(control) if control.stopping else None
                 spec = self.spec if self.ready is None else self.ready.entry.spec
-                verdict = settle(end, call, spec, stop, self._may_retry(end))
+                room = not isinstance(end, Again) or self._may_retry(end)
+                verdict = settle(end, call, spec, stop, room)
                 if isinstance(verdict, EndCall):
                     self.end(verdict.outcome, blobs, withheld)
                 elif isinstance(verdict, TryAgain):
