@@ -614,7 +614,7 @@ class NoAnswer(PerdureError):
 
 
 AFTER_FAILURE = {
-    "provider_failed": "correct the model's name, key or address, or wait if its provider is down, then call session.retry()",
+    "provider_failed": "correct the model's name, key or address, or wait until its provider is back; then session.retry()",
     "cancelled": "run again to go on",
     "budget_spent": "raise Agent(budget=Budget(…)) and call session.retry(), or ask for less",
     "limit_reached": "raise it in Runtime(limits=[…]) or wait for the next window, then call session.retry()",
