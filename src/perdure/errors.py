@@ -614,7 +614,7 @@ class NoAnswer(PerdureError):
 
 
 AFTER_FAILURE = {
-    "provider_failed": "correct the model's name, key or address, or wait until its provider is back; then session.retry()",
+    "provider_failed": "correct the model's name, key or address, or wait for its provider; then session.retry()",
     "cancelled": "run again to go on",
     "budget_spent": "raise Agent(budget=Budget(…)) and call session.retry(), or ask for less",
     "limit_reached": "raise it in Runtime(limits=[…]) or wait for the next window, then call session.retry()",
@@ -733,8 +733,8 @@ class LimitReached(PerdureError):
         whose = "all" if per == "all" else f"{per} {quoted(key)}"
         span = f" a {window}" if window else ""
         super().__init__(
-            f"the limit of {limit:g} {kind}{span} of {whose} is spent ({spent:g}): raise it in Runtime(limits=[…]) and "
-            "call session.resume(), or wait for the next window"
+            f"the limit of {limit:g} {kind}{span} of {whose} is spent ({spent:g}): raise it in Runtime(limits=[…]), or "
+            "wait for the next window, and call session.retry()"
         )
 
 

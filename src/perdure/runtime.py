@@ -248,13 +248,17 @@ class Runtime:
         def __exit__(self, *how: object) -> None:
             """Never reached: `with` asks for it before it enters."""
 
+    def _definitions(self) -> dict[str, Definition]:
+        """Return the definitions of the agents. Agents that declare no retries get those of their kind of store."""
+        usual = USUAL if isinstance(self._store, OnDisk) else IN_MEMORY
+        return {name: with_retries(agent.definition(), usual) for name, agent in self._agents.items()}
+
     async def _start(self, opened: contextlib.AsyncExitStack) -> None:
         """Put everything together; `opened` takes it apart again, in reverse and whatever part of that fails."""
         from perdure.commands.monitor import command_engines  # noqa: PLC0415  # importing Perdure must not import all of it
 
         name = mint("w", self._clock.now(), self._random.bits(40))
-        usual = USUAL if isinstance(self._store, OnDisk) else IN_MEMORY
-        definitions = {name: with_retries(agent.definition(), usual) for name, agent in self._agents.items()}
+        definitions = self._definitions()
         self._command_engine, self._monitor_engine = command_engines(self._store, self._commands)
         if any(each.runs_code and each.executor is None for each in definitions.values()):
             definitions = await with_executors(definitions, self._store, self._command_engine)

@@ -45,6 +45,7 @@ COMMANDS: dict[str, dict[str, str]] = {
         "answer": "Answer what a call asks for, such as a question of an MCP server.",
         "reject": "Refuse a call that asks for approval.",
         "settle": "Say what became of a call, or of a step of a durable function, that a crash left unknown.",
+        "retry": "Continue a turn that ended without an answer; a living worker with its agent takes it up.",
         "call": "Call an operation of an agent's plugins.",
         "signal": (
             "Send a signal to a process: it is stored, and the worker that runs the process gets it, now or later."
