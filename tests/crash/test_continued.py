@@ -33,6 +33,25 @@ def test_undisturbed_turns_ask_their_model_as_often_as_it_fails_and_answers() ->
     assert [play(scenario).model_calls for scenario in SCENARIOS] == [4, 3 + OUTAGE]
 
 
+OUTCOMES = {
+    # Killed before the write: the turn is as it ended. The next life asks the model once more, which answers.
+    "before reopen 1": (4, 2),
+    # Killed after it: the turn is open again. The next life works on it before the key is renewed there, so it fails
+    # once more, and is continued again.
+    "lost reopen 1": (5, 2),
+}
+"""Model calls and payments in both lives, by the kill at the write that continues the turn."""
+
+
+@pytest.mark.slow
+def test_turn_killed_where_it_is_continued_is_as_it_ended_or_open_again(crash_kit: Callable[..., Report]) -> None:
+    rows = {str(row.crash): row.played for row in crash_kit(continued).rows}
+
+    assert {
+        kill: (rows[kill].model_calls, sum(line.name == "pay" for line in rows[kill].ledger)) for kill in OUTCOMES
+    } == OUTCOMES
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("store", ["memory", "sqlite"])
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=["continued", "waited out"])

@@ -27,6 +27,7 @@ KILLED: dict[type, tuple[str, str]] = {
     write.Release: ("crash/test_halted.py", '"release"'),
     write.Cancel: ("crash/test_halted.py", '"cancel"'),
     write.Resume: ("crash/test_stuck.py", '"resume"'),
+    write.ReopenTurn: ("crash/test_continued.py", '"lost reopen 1"'),
     write.Configure: ("crash/test_settings.py", "configure"),
     write.Branch: ("crash/test_turns.py", '"branch"'),
     write.Delete: ("crash/test_turns.py", '"delete"'),

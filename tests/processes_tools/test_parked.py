@@ -301,12 +301,12 @@ async def test_a_call_that_waits_for_a_person_beside_is_asked_for(place: Place) 
         waiting = await asyncio.wait_for(session.run("go", key="1"), SOON)
         row = await parked(runtime)
         assert isinstance(waiting.outcome, Waiting)
-        await session.reject(waiting.outcome.calls[0].call_id, "no")
+        await session.reject(waiting.pending[0].call_id, "no")
         await until(lambda: only_processes(runtime))
         await runtime.handle("chat.1.1.0").signal("go", "on")
         ended = await asyncio.wait_for(session.result(waiting.turn_id), SOON)
 
-    assert [each.tool for each in waiting.outcome.calls] == ["order"]
+    assert [each.tool for each in waiting.pending] == ["order"]
     assert row.reason is None
     assert [each.outcome for each in ended.tool_calls[1:]] == [Ok("on"), Denied("no", "host")]
 

@@ -283,7 +283,9 @@ class Seen:
     def _check_row(self, row: SessionRow) -> None:
         before = self._rows.get(row.sid, row)
         assert row.generation >= before.generation, "a generation went back"
-        assert row.head == before.head or (row.head == before.turn and row.head > before.head), "the head jumped"
+        committed = row.head == before.turn and row.head > before.head
+        continued = row.turn == before.head and row.head < before.head
+        assert row.head == before.head or committed or continued, "the head jumped"
         assert row.next >= before.next, "an input was forgotten"
         if row.owner is not None:
             owner = self._owners.setdefault((row.sid, row.generation), row.owner)
@@ -293,7 +295,7 @@ class Seen:
     def _check_stage(self, row: SessionRow, turn: int, stage: str) -> None:
         """An input is queued or opens a turn; queued, it opens one later or joins one; an open one closes."""
         before = self._stages.get((row.sid, turn), "new")
-        follows = {"new": ("queued", "open"), "queued": ("open", "joined"), "open": ("closed",)}
+        follows = {"new": ("queued", "open"), "queued": ("open", "joined"), "open": ("closed",), "closed": ("open",)}
         assert stage == before or stage in follows.get(before, ()), f"input {row.id}.{turn} went {before} -> {stage}"
         self._stages[row.sid, turn] = stage
 

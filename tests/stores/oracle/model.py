@@ -40,6 +40,7 @@ from perdure.model.write import (
     ProcessRef,
     ProcessScope,
     Release,
+    ReopenTurn,
     Resolve,
     Resume,
     Retire,
@@ -96,6 +97,7 @@ class StoreModel(ProcessModel):
             Cancel: self.cancel,
             Resolve: self.resolve,
             Resume: self.resume,
+            ReopenTurn: self.reopen,
             Configure: self.configure,
             Release: self.release,
             Beat: self.beat,
@@ -403,6 +405,27 @@ class StoreModel(ProcessModel):
         session["updated"] = write.at
         self._wake(session, write.worker)
         self._resumed(session["sid"], write.worker, write.lived)
+        return dict(session)
+
+    def reopen(self, write: ReopenTurn) -> Plain | None:
+        session = self.sessions.get(write.session_id)
+        if session is None or session["deleted"]:
+            return None
+        bodies = self.nodes.get((session["sid"], write.turn), [])
+        is_there = write.node.ordinal < len(bodies)
+        ended = session["turn"] is None and session["head"] == write.turn
+        if session["turn"] == write.turn or (is_there and ended):
+            return dict(session)
+        if not ended or write.node.ordinal != len(bodies):
+            return None
+        if write.settings is not None and write.expected != session["settings"]:
+            raise Refusal(StaleSettings)
+        bodies.append(write.node.body)
+        session.update(head=write.head, turn=write.turn, state="open", reason=None, cancel=None, updated=write.at)
+        if write.settings is not None:
+            session["settings"] = write.settings
+        if write.worker is not None:
+            session.update(owner=write.worker, generation=session["generation"] + 1)
         return dict(session)
 
     def configure(self, write: Configure) -> Plain:

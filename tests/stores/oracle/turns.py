@@ -13,7 +13,7 @@ from perdure.model.limit import Ask, Settle, Spending
 from perdure.model.llm import Usage
 from perdure.model.session import Death, Dump, Node
 from perdure.model.spending import UsageRow
-from perdure.model.write import Append, Claim, Commit, Configure, Outlived, Release, Resume, SessionRef
+from perdure.model.write import Append, Claim, Commit, Configure, Outlived, Release, ReopenTurn, Resume, SessionRef
 from tests.stores.oracle.machine import StoreMachine
 from tests.stores.oracle.plain import Plain
 from tests.stores.oracle.values import (
@@ -386,6 +386,33 @@ class TurnRules(StoreMachine):
     @rule(n=index)
     def a_resumption_is_sent_again(self, n: int) -> None:
         self.send(self.pick(self.writes(Resume), n))
+
+    def ended(self) -> list[Plain]:
+        return [s for s in self.idle() if (s["sid"], s["head"]) in self.model.nodes]
+
+    @has(ended)
+    @rule(n=index, worker=maybe_workers, gap=st.integers(0, 1), settings=st.sampled_from([None, b"", b'{"a":1}']))
+    def an_ended_turn_is_continued_once_and_without_a_gap(
+        self, n: int, worker: str | None, gap: int, settings: bytes | None
+    ) -> None:
+        session = self.pick(self.ended(), n)
+        turn, expected = session["head"], session["settings"]
+        earlier = [
+            number
+            for (sid, number), bodies in self.model.nodes.items()
+            if sid == session["sid"] and number < turn and bodies[-1].startswith(CLOSED)
+        ]
+        node = Node(len(self.model.nodes[session["sid"], turn]) + gap, b"again")
+        write = ReopenTurn(session["id"], turn, max(earlier, default=0), node, self.tick(), worker, settings, expected)
+        row = self.send(write)
+        assert (row is None) is bool(gap)
+        assert gap or (session["turn"], session["state"], session["owner"]) == (turn, "open", worker)
+        self.send(write)
+
+    @has(lambda self: self.writes(ReopenTurn))
+    @rule(n=index)
+    def a_continuation_is_sent_again(self, n: int) -> None:
+        self.send(self.pick(self.writes(ReopenTurn), n))
 
     @rule(name=names, worker=maybe_workers)
     def anything_may_be_resumed(self, name: str, worker: str | None) -> None:

@@ -512,6 +512,8 @@ async def reopen(tx: Transaction, write: ReopenTurn) -> SessionRow | None:
         return row  # another caller was first, or this write is sent again
     if there is not None or row.turn is not None or row.head != write.turn:
         return None
+    if await tx.read(NodeAt(row.sid, write.turn, write.node.ordinal - 1)) is None:
+        return None  # ordinals have no gaps
     if write.settings is not None and write.expected != row.settings:
         raise StaleSettings(row.id)
     tx.change(AddNode(row.sid, write.turn, write.node.ordinal, write.node.body))
