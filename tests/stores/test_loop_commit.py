@@ -334,8 +334,16 @@ async def test_only_the_thread_folds_the_wal() -> None:
 # ---------------------------------------------------------------------- how fast the disk is
 
 
+class Stalling(Notebook):
+    """Commits take a fiftieth of a second, so the thread has the writes of the next two seconds."""
+
+    def commit(self) -> None:
+        super().commit()
+        threading.Event().wait(0.02)
+
+
 async def test_a_commit_that_stalls_sends_the_next_writes_to_the_thread() -> None:
-    async with desk_of(loop_sync=1e-9) as desk:  # every commit is slower
+    async with desk_of(Stalling(), loop_sync=1e-9) as desk:
         await desk.write(record("a", 1))
         await desk.write(record("a", 2))
 
