@@ -33,7 +33,7 @@ def test_every_write_that_a_store_may_be_asked_for_is_known_to_the_oracle() -> N
 
 async def test_the_kit_sends_every_kind_of_write_and_sees_it_accepted_and_refused() -> None:
     seen: set[tuple[str, bool]] = set()
-    for seed in range(60):
+    for seed in range(90):
         memory, author = MemoryStore(), Author(random.Random(seed), 0)
         for at in range(60):
             write = await author.write(memory, at)

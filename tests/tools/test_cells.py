@@ -328,7 +328,7 @@ async def test_cancel_drops_the_cell_and_its_variables(place: Place) -> None:
 async def test_sleep_parks_the_turn_and_it_goes_on_when_it_is_due_in_another_process(place: Place) -> None:
     count, clock = Counter(), VirtualClock()
     code = "await count(1)\nawait sleep(3600)\nprint('up', await count(2))"
-    async with place.runtime(coder(cell(code), tools=[count.tool]), clock=clock) as runtime:
+    async with place.runtime(coder(cell(code), tools=[count.tool]), clock=clock, wait_for=0) as runtime:
         parked = await (await runtime.session("s")).run("go")
     async with place.runtime(coder("done", tools=[count.tool]), clock=clock) as runtime:
         clock.advance(3601)
