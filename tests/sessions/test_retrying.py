@@ -84,6 +84,26 @@ async def test_two_callers_at_once_continue_a_turn_once(place: Place) -> None:
     assert model.asked.empty()
 
 
+async def test_caller_that_read_the_session_before_another_continued_the_turn_joins_that_one(place: Place) -> None:
+    model = TellingModel()
+    async with place.runtime(Agent(model)) as runtime:
+        session = await runtime.session("s")
+        model.say(REFUSED)
+        await session.run("go")
+        await model.next()
+        read_before = await runtime.store.session("s")
+        assert read_before is not None
+        retrying = asyncio.create_task(session.retry())
+        await model.next()
+        await session._parts.requests.reopen(read_before, 1, "late")
+        model.say("once")
+
+        assert (await asyncio.wait_for(retrying, SOON)).text == "once"
+        assert (await session.result("s.1")).text == "once"
+
+    assert model.asked.empty()
+
+
 async def test_a_crash_after_the_turn_was_continued_loses_nothing(place: Place) -> None:
     model = TellingModel()
     runtime = await place.runtime(Agent(model)).__aenter__()

@@ -64,12 +64,16 @@ class Archive:
                 raise StoreDamaged(f"session {row.id}", f"turn {turn} has no records")
             return records
 
-    async def retriable(self, row: SessionRow) -> tuple[Outcome, int]:
-        """How the last turn ended, and the ordinal of a record behind its own. Raises CannotRetry where there is no
-        room for one."""
+    async def retriable(self, row: SessionRow) -> tuple[Outcome, int] | None:
+        """Return the end of the last turn and the ordinal behind its records, or None if the turn is open again.
+
+        Raises CannotRetry if there is no room for another record.
+        """
         found = await load_turns(self._store, row.sid, row.head, row.head)
         closed = found[0].closed if found else None
         if closed is None:
+            if found and found[0].last_end is not None:
+                return None  # another caller continued it after `row` was read
             raise StoreDamaged(f"session {row.id}", f"turn {row.head} is its head and has no end")
         count = len(found[0].records)
         if closed.rest or count + SPARE > MAX_ORDINAL:

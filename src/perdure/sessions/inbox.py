@@ -374,7 +374,10 @@ class TurnRequests:
             return  # another caller was first, or it has not ended: its end is waited for
         if turn != row.head:
             raise CannotRetry(name, "it has not begun")
-        outcome, ordinal = await self._archive.retriable(row)
+        retriable = await self._archive.retriable(row)
+        if retriable is None:
+            return
+        outcome, ordinal = retriable
         if not isinstance(outcome, RETRIABLE):
             why = "it has an answer" if isinstance(outcome, Finished) else f"it ended as {kind_of(outcome)}"
             raise CannotRetry(name, f"{why}: say something new")
