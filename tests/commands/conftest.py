@@ -139,7 +139,7 @@ def check_nothing_left(folder: Path) -> None:
     end = time.monotonic() + SOON
     while found := left_behind(folder):
         assert time.monotonic() < end, found
-        time.sleep(0.005)
+        time.sleep(0.005)  # processes of the OS end in wall time, and no event tells of a stranger's child
 
 
 def left_behind(folder: Path) -> list[str]:

@@ -53,7 +53,7 @@ def test_python_that_is_a_link_to_a_link_runs_in_every_sandbox(linked_python: Pa
 
 def test_doctor_names_a_python_that_its_sandbox_does_not_run(tmp_path: Path) -> None:
     if all(examine(how).refused for how in IMPLEMENTATIONS):
-        pytest.skip("nothing confines commands here")
+        pytest.skip("this machine has no sandbox for commands")
     wrapper = tmp_path / "python"
     wrapper.write_text(f'#!/bin/sh\nexec {os.path.realpath(sys.executable)} "$@"\n')
     wrapper.chmod(0o755)
@@ -89,7 +89,7 @@ async def test_link_grants_nothing_that_it_leads_to(
 ) -> None:
     """The sandbox has the link, and not the folder behind it."""
     if how == "landlock":
-        pytest.skip("it has the host's links")
+        pytest.skip("Landlock makes no view of its own: the links are those of the host")
     (tmp_path / "private").mkdir()
     (tmp_path / "private" / "key").write_text("secret")
     (tmp_path / "link").symlink_to("private")

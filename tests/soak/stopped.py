@@ -40,7 +40,7 @@ async def pay(order: str, ctx: ToolContext[None]) -> str:
 @tool
 def note(order: str, ctx: ToolContext[None]) -> str:
     tell("begin", f"note {ctx.idempotency_key}")
-    time.sleep(LASTS["note"])
+    time.sleep(LASTS["note"])  # load of the soak: a sync tool that blocks its thread while the worker is stopped
     tell("end", f"note {ctx.idempotency_key}")
     return f"noted {order}"
 
@@ -80,7 +80,7 @@ async def model(request: ModelRequest) -> AsyncIterator[str | ToolCall]:
         yield ToolCall("b", "build", {})
     else:
         for word in WORDS:
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.02)  # load of the soak: a stream that is under way when the signal comes
             yield word
 
 

@@ -104,7 +104,7 @@ def _end_threads() -> None:
     """
 
     def wait_and_end() -> None:
-        time.sleep(LATE)
+        time.sleep(LATE)  # threads of the OS take wall time to end, and this daemon thread ends with the process
         complain("threads that do not end are left behind")
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError):

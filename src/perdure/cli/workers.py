@@ -10,7 +10,7 @@ from perdure.cli.render import ago, console, print_json, table, text_line
 from perdure.model.session import Offers, WorkerRow, WorkerUse
 
 UNKNOWN = "—"
-"""What a worker of an older version does not tell."""
+"""Stands for a figure that a worker of an older version does not publish."""
 
 
 def workers(store: StoreOption = None, json: JsonOption = False) -> None:

@@ -233,7 +233,7 @@ def links_to(*paths: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class HelperPrograms:
-    """What runs in a sandbox besides the command: our own modules, by an interpreter. `links` are the symbolic links on
+    """The interpreter and the modules of Perdure that a sandbox runs for its command. `links` are the symbolic links on
     the way to that interpreter and its folders.
 
     `links` is computed once, when this module is imported: a command that may change the environment of this Python

@@ -157,7 +157,7 @@ class Admission:
 
 
 THREADS = "threads"
-"""What a place on a thread is called in `Admission`."""
+"""Name of the capacity of threads in `Admission`."""
 MOST_THREADS = 64
 MOST_TURNS = 1000
 

@@ -1,4 +1,4 @@
-"""What tells a worker to stop, and what its host's probes see of it.
+"""Stop signals of a worker, and the ready file that probes of its host read.
 
     StopSignals   SIGTERM and SIGINT of this process while a block runs: the first one drains, the second one cuts off
     ReadyFile     a file that exists while the worker accepts work, and that each renewal of its lease touches
@@ -106,7 +106,7 @@ async def unless(stopped: asyncio.Event, work: Coroutine[Any, Any, bool]) -> boo
 
 
 class Readiness(Struct, frozen=True):
-    """What a ready file holds: its worker, and the seconds between two renewals."""
+    """Content of a ready file: the worker, and the seconds between two renewals."""
 
     worker: str
     pid: int

@@ -10,7 +10,7 @@ from msgspec import Struct
 from perdure.errors import InvalidDefinition, InvalidInput, quoted
 
 Failures: TypeAlias = type[BaseException] | tuple[type[BaseException], ...] | Callable[[BaseException], bool]
-"""Which failures are meant: exception classes, or a function that returns True for those."""
+"""A set of failures: exception classes, or a function that returns True for a member."""
 
 MOST_SECONDS = 1e9
 """The longest pause, about 30 years: due times stay within what a store can hold."""

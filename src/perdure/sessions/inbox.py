@@ -158,7 +158,7 @@ class Inbox:
             except KeyConflict:
                 if not isinstance(said, FilteredInput):
                     raise
-                # It may have been accepted before its agent had filters. The key is known: this can write nothing.
+                # The input may have been accepted before its agent had filters. The key is known: nothing is written.
                 accepted = await self._turns.runner.write(session_id, replace(accept, digest=said.before))
         except BaseException:  # also a cancellation: a place that is not released is lost to all
             if placed:
